@@ -1,0 +1,352 @@
+"""The schema. Rules that must never break are constraints here; Python may be wrong, the tables may not.
+
+Catalogue tables are written once, at import, and never updated. State tables change: what changes is never a list
+and never in an index beyond the primary key, because DuckDB refuses such updates where other rows refer to them.
+Foreign keys among state tables are therefore PostgreSQL's only. Units are in the names; times are the database's.
+"""
+
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    DateTime,
+    Double,
+    ForeignKey,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+    func,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, BIT
+from sqlalchemy.ext.compiler import compiles
+
+metadata = MetaData(
+    naming_convention={"ck": "ck_%(table_name)s_%(constraint_name)s", "uq": "uq_%(table_name)s_%(column_0_N_name)s"}
+)
+
+
+class BitString(BIT):
+    """`bit varying` in PostgreSQL, `BIT` (of any length too) in DuckDB: position 0 is the leftmost bit."""
+
+    cache_ok = True
+
+    def __init__(self) -> None:
+        super().__init__(varying=True)
+
+
+@compiles(BitString, "duckdb")
+def _duckdb_bits(type_: BitString, compiler: Any, **options: Any) -> str:
+    return "BIT"
+
+
+def _key(name: str, type_: Any = Text, *constraints: Any) -> "Column[Any]":
+    """A primary key column whose value we always give: DuckDB has no SERIAL."""
+    return Column(name, type_, *constraints, primary_key=True, autoincrement=False)
+
+
+def _flavor(name: str = "flavor", nullable: bool = False) -> "Column[Any]":
+    return Column(name, Text, nullable=nullable)
+
+
+def _time(name: str, nullable: bool = True, **options: Any) -> "Column[Any]":
+    return Column(name, DateTime(timezone=True), nullable=nullable, **options)
+
+
+def _is_flavor(column: str = "flavor") -> CheckConstraint:
+    return CheckConstraint(f"{column} IN ('cpu', 'gpu')", name=column)
+
+
+# ---- the catalogue: one document a row, and its contents ----
+
+catalogues = Table(
+    "catalogues",
+    metadata,
+    _key("catalogue_id", Integer),
+    Column("sha256", Text, nullable=False, unique=True),  # of the document's bytes
+    Column("generation", Text, nullable=False),
+    _flavor(),
+    Column("alpha", Double, nullable=False),  # seconds per MB, for people: prices are size_ns
+    Column("item_count", Integer, nullable=False),
+    Column("checkpoint_count", Integer, nullable=False),
+    Column("distribution_count", Integer, nullable=False),
+    _time("imported_at", nullable=False, server_default=func.now()),
+    UniqueConstraint("catalogue_id", "flavor"),  # what active_catalogues refers to: the flavor cannot differ
+    _is_flavor(),
+    CheckConstraint("alpha > 0", name="alpha"),
+)
+
+active_catalogues = Table(
+    "active_catalogues",
+    metadata,
+    _key("flavor"),
+    # No foreign key: this row changes and catalogues are deleted, which DuckDB refuses under one. The importer's
+    # transaction and `readie-router check` keep it true.
+    Column("catalogue_id", Integer, nullable=False),
+    Column("activated_by", Text, nullable=False),  # file: CATALOGUE_DIR's; request: API or CLI
+    Column("file_sha256", Text),  # of the file when it was last looked at: a request holds until this changes
+    _time("activated_at", nullable=False),
+    _is_flavor(),
+    CheckConstraint("activated_by IN ('file', 'request')", name="activated_by"),
+)
+
+distributions = Table(
+    "distributions",
+    metadata,
+    _key("catalogue_id", Integer, ForeignKey("catalogues.catalogue_id")),
+    _key("name"),  # canonical, PEP 503
+    Column("version", Text, nullable=False),  # '': the root filesystem names none
+)
+
+items = Table(
+    "items",
+    metadata,
+    _key("catalogue_id", Integer, ForeignKey("catalogues.catalogue_id")),
+    _key("item_id", Integer),  # dense, from 0, in the document's order
+    Column("key", Text, nullable=False),
+    Column("load_ns", BigInteger, nullable=False),  # exclusive
+    Column("size_mb", Double, nullable=False),  # exclusive
+    Column("resource_type", Text, nullable=False),
+    Column("distribution", Text, nullable=False),  # canonical; '' for a dataset, model or tokenizer
+    Column("closure_id", Integer, nullable=False),  # whose bits are the atoms that this item needs
+    Column("atom_id", Integer, nullable=False),  # the atom that it belongs to
+    UniqueConstraint("catalogue_id", "key"),
+    CheckConstraint("load_ns >= 0 AND size_mb >= 0", name="not_negative"),
+    CheckConstraint("resource_type IN ('package', 'dataset', 'model', 'tokenizer')", name="resource_type"),
+)
+
+# An atom is a set of items that every closure and every checkpoint treats alike (docs/decisions/0001-closures.md).
+atoms = Table(
+    "atoms",
+    metadata,
+    _key("catalogue_id", Integer, ForeignKey("catalogues.catalogue_id")),
+    _key("atom_id", Integer),  # dense, from 0: its position in closures.bits
+    Column("class_id", Integer, nullable=False),
+    Column("load_ns", BigInteger, nullable=False),  # sum over its items
+    CheckConstraint("load_ns >= 0", name="not_negative"),
+)
+
+closures = Table(
+    "closures",
+    metadata,
+    _key("catalogue_id", Integer, ForeignKey("catalogues.catalogue_id")),
+    _key("closure_id", Integer),
+    Column("bits", BitString, nullable=False),  # one bit an atom
+)
+
+# A class is a set of atoms that are in the same checkpoints.
+classes = Table(
+    "classes",
+    metadata,
+    _key("catalogue_id", Integer, ForeignKey("catalogues.catalogue_id")),
+    _key("class_id", Integer),
+    Column("ordinals", ARRAY(Integer), nullable=False),  # of the checkpoints that hold them
+)
+
+checkpoints = Table(
+    "checkpoints",
+    metadata,
+    _key("catalogue_id", Integer, ForeignKey("catalogues.catalogue_id")),
+    _key("ordinal", Integer),  # place in the document, from 0: the later one wins a tie
+    Column("checkpoint_id", Text, nullable=False),
+    Column("size_mb", Double, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("size_ns", BigInteger, nullable=False),  # alpha × size_mb
+    UniqueConstraint("catalogue_id", "checkpoint_id"),
+    CheckConstraint("size_mb >= 0 AND size_bytes >= 0 AND size_ns >= 0", name="not_negative"),
+)
+
+canonical_items = Table(
+    "canonical_items",
+    metadata,
+    _key("catalogue_id", Integer, ForeignKey("catalogues.catalogue_id")),
+    _key("ordinal", Integer),
+    _key("item_id", Integer),
+)
+
+# ---- workers, as they last reported ----
+
+workers = Table(
+    "workers",
+    metadata,
+    _key("worker_id"),
+    _flavor(),
+    Column("state", Text, nullable=False),
+    Column("runtime", Text, nullable=False),
+    Column("python", Text, nullable=False),  # 3.11.7, of the root filesystem
+    Column("markers", Text, nullable=False),  # PEP 508 marker environment, JSON
+    Column("memory_total_bytes", BigInteger),  # null: unknown, memory is not a filter
+    Column("gpu_total_bytes", BigInteger),
+    Column("max_sandboxes", Integer, nullable=False),  # 0: no limit
+    Column("base_bytes", BigInteger, nullable=False),  # a sandbox before any checkpoint
+    Column("incarnation", Text, nullable=False),
+    _time("heard_at", nullable=False),
+    _is_flavor(),
+    CheckConstraint("state IN ('starting', 'ready', 'removed')", name="state"),
+    CheckConstraint("memory_total_bytes > 0 AND gpu_total_bytes > 0", name="totals"),  # null passes
+)
+
+worker_generations = Table(
+    "worker_generations",
+    metadata,
+    _key("worker_id"),
+    _key("generation"),
+    Column("restore_fixed_ns", BigInteger, nullable=False),
+    Column("cold_fixed_ns", BigInteger, nullable=False),
+)
+
+worker_checkpoints = Table(
+    "worker_checkpoints",
+    metadata,
+    _key("worker_id"),
+    _key("generation"),
+    _key("checkpoint_id"),
+)
+
+sandboxes = Table(
+    "sandboxes",
+    metadata,
+    _key("worker_id"),
+    _key("sandbox_id"),
+    Column("placement_id", Text),  # the call that it runs; null: an idle session
+    Column("session_id", Text),
+    Column("memory_bytes", BigInteger, nullable=False),
+    Column("gpu_memory_bytes", BigInteger, nullable=False),
+    CheckConstraint("memory_bytes > 0 AND gpu_memory_bytes >= 0", name="budgets"),
+)
+
+# ---- calls ----
+
+calls = Table(
+    "calls",
+    metadata,
+    _key("call_id"),
+    Column("state", Text, nullable=False),
+    Column("function", Text, nullable=False),
+    Column("python", Text, nullable=False),  # 3.11, the client's
+    Column("gpu", Boolean, nullable=False),
+    Column("memory_bytes", BigInteger, nullable=False),
+    Column("max_memory_bytes", BigInteger, nullable=False),
+    Column("gpu_memory_bytes", BigInteger),  # null on a GPU call: the worker's whole GPU memory
+    Column("max_gpu_memory_bytes", BigInteger),
+    Column("session_id", Text),
+    Column("pinned_checkpoint_id", Text),
+    Column("cold", Boolean, nullable=False),
+    Column("retry", Boolean, nullable=False),
+    Column("timeout_ms", BigInteger, nullable=False),
+    Column("attempts", Integer, nullable=False),  # placements so far
+    # the latest placement
+    Column("placement_id", Text),
+    Column("worker_id", Text),
+    _flavor("worker_flavor", nullable=True),
+    Column("catalogue_id", Integer),
+    Column("generation", Text),
+    Column("checkpoint_id", Text),  # null: cold start
+    _flavor("checkpoint_flavor", nullable=True),
+    Column("cost_ns", BigInteger),
+    Column("cold_cost_ns", BigInteger),
+    Column("predicted_ready_ns", BigInteger),
+    Column("reason", Text, nullable=False),
+    # what happened
+    Column("measured_ready_ns", BigInteger),
+    Column("started", Text),  # restored or cold
+    Column("outcome", Text),
+    _time("created_at", nullable=False),
+    _time("accepted_at"),
+    _time("finished_at"),
+    _time("read_at"),
+    CheckConstraint("state IN ('placed', 'accepted', 'finished', 'failed', 'cancelled')", name="state"),
+    CheckConstraint("max_memory_bytes >= memory_bytes AND memory_bytes > 0", name="memory"),
+    CheckConstraint("max_gpu_memory_bytes >= gpu_memory_bytes AND gpu_memory_bytes > 0", name="gpu_memory"),
+    CheckConstraint("NOT gpu OR worker_flavor = 'gpu'", name="gpu_worker"),
+    CheckConstraint("checkpoint_flavor = worker_flavor", name="checkpoint_flavor"),  # null passes: cold
+)
+
+call_payloads = Table("call_payloads", metadata, _key("call_id"), Column("payload", LargeBinary, nullable=False))
+
+call_modules = Table(
+    "call_modules",
+    metadata,
+    _key("call_id"),
+    _key("position", Integer),
+    Column("module", Text, nullable=False),
+    Column("item", Text),  # the item that it stands for; null: matched nothing
+)
+
+call_packages = Table(
+    "call_packages",
+    metadata,
+    _key("call_id"),
+    _key("position", Integer),
+    Column("requirement", Text, nullable=False),
+    Column("skipped", Boolean, nullable=False),
+    Column("installed", Text),  # the root filesystem's version
+    Column("reason", Text, nullable=False),
+)
+
+call_output = Table(
+    "call_output",
+    metadata,
+    _key("call_id"),
+    _key("placement_id"),
+    _key("sequence", Integer),
+    Column("stream", Text, nullable=False),
+    Column("text", Text, nullable=False),
+    CheckConstraint("stream IN ('stdout', 'stderr')", name="stream"),
+)
+
+call_results = Table(
+    "call_results",
+    metadata,
+    _key("call_id"),
+    Column("result", LargeBinary, nullable=False),  # readie.wire.Result as MessagePack
+)
+
+# ---- leases: what placed calls reserve ----
+
+leases = Table(
+    "leases",
+    metadata,
+    _key("placement_id"),
+    Column("call_id", Text, nullable=False, unique=True),  # one lease a call
+    Column("worker_id", Text, nullable=False),
+    _flavor("worker_flavor"),
+    Column("generation", Text),
+    Column("checkpoint_id", Text),
+    _flavor("checkpoint_flavor", nullable=True),
+    Column("gpu", Boolean, nullable=False),
+    Column("memory_bytes", BigInteger, nullable=False),
+    Column("gpu_memory_bytes", BigInteger, nullable=False),
+    _time("placed_at", nullable=False),
+    _time("accepted_at"),
+    _time("deadline_at", nullable=False),
+    _is_flavor("worker_flavor"),
+    CheckConstraint("checkpoint_flavor = worker_flavor", name="checkpoint_flavor"),  # null passes: cold
+    CheckConstraint("NOT gpu OR worker_flavor = 'gpu'", name="gpu_worker"),
+    CheckConstraint("memory_bytes > 0 AND gpu_memory_bytes >= 0", name="budgets"),
+)
+
+# Accepted placements that the agent has to end. A row goes when the agent reports the placement's end.
+cancellations = Table(
+    "cancellations",
+    metadata,
+    _key("placement_id"),
+    Column("worker_id", Text, nullable=False),
+    _time("created_at", nullable=False),
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    _key("session_id"),
+    Column("worker_id", Text, nullable=False),
+    Column("sandbox_id", Text),
+    _time("created_at", nullable=False),
+    _time("used_at"),
+    _time("expired_at"),
+)

@@ -1,0 +1,62 @@
+"""Settings from environment variables into a typed record, read once."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar, get_args, get_origin, Annotated
+
+import msgspec
+
+from readie.errors import BadSetting, ReadieError
+from readie.flavor import Flavor, parse_flavor
+from readie.units import parse_size
+
+Settings = TypeVar("Settings", bound=msgspec.Struct)
+
+
+class Bytes(int):
+    """A setting in bytes, written as bytes or as `16Gi`."""
+
+
+def _decode(kind: type, value: Any) -> Any:
+    if kind is Bytes:
+        return Bytes(parse_size(value))
+    raise NotImplementedError(kind)
+
+
+def read_settings(kind: type[Settings], environ: Mapping[str, str]) -> Settings:
+    """The record `kind`, each field from the variable of its name in upper case; blank counts as not set.
+
+    Raises `BadSetting`, which names the variable, its value and what is accepted.
+    """
+    values: dict[str, Any] = {}
+    for field in msgspec.structs.fields(kind):
+        variable = field.encode_name.upper()
+        text = environ.get(variable, "").strip()
+        if not text:
+            if field.required:
+                raise BadSetting(f"{variable} is not set", f"Set it: {describe(field.type)}.")
+            continue
+        try:
+            if field.type is Flavor:
+                values[field.name] = parse_flavor(text)
+            else:
+                values[field.name] = msgspec.convert(text, field.type, strict=False, dec_hook=_decode)
+        except (msgspec.ValidationError, ReadieError) as error:
+            reason = error.detail if isinstance(error, ReadieError) else str(error)
+            raise BadSetting(f"{variable}={text!r}: {reason}", f"Accepted: {describe(field.type)}.") from error
+    return kind(**values)
+
+
+def describe(kind: Any) -> str:
+    """What a setting of this type accepts, in words."""
+    if get_origin(kind) is Annotated:
+        metas = [m.description for m in get_args(kind)[1:] if isinstance(m, msgspec.Meta) and m.description]
+        return metas[0] if metas else describe(get_args(kind)[0])
+    if kind is Flavor:
+        return "cpu or gpu"
+    options = [option for option in get_args(kind) if option is not type(None)]
+    if options and all(isinstance(option, str) for option in options):
+        return " or ".join(options)
+    if options:
+        return describe(options[0])
+    words = {int: "a whole number", float: "a number", Bytes: "bytes, or a size such as 16Gi", bool: "true or false"}
+    return words.get(kind, "text")

@@ -1,0 +1,352 @@
+"""What travels between client, router and agents, as JSON or MessagePack. Bytes are base64 in JSON.
+
+Sizes are bytes, durations seconds, unless a name says otherwise. Times are ISO 8601 with a time zone.
+"""
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+import msgspec
+
+from readie.flavor import Flavor
+
+MAX_NAME = 1024
+MAX_MODULES = 10_000
+MAX_PACKAGES = 1_000
+MAX_SECONDS = 7 * 86_400.0
+MAX_WAIT = 60.0
+MAX_PAYLOAD = 16 * 1024 * 1024  # the default of the setting
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
+Identifier = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")]
+Bytes = Annotated[int, msgspec.Meta(gt=0, le=2**62)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)]
+Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
+Modules = Annotated[list[Name], msgspec.Meta(max_length=MAX_MODULES)]
+
+#: placed: a worker was chosen → accepted: the agent runs it → finished | failed | cancelled
+CallState = Literal["placed", "accepted", "finished", "failed", "cancelled"]
+#: starting: not a candidate yet → ready: takes calls → removed: finishes what it runs, gets nothing new
+WorkerState = Literal["starting", "ready", "removed"]
+Stream = Literal["stdout", "stderr"]
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A request: unknown fields are refused, so that a misspelt option is not silently ignored."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """An answer: unknown fields are ignored, so that an older client understands a newer router."""
+
+
+# ---- clients: place a call, follow it ----
+
+
+class CallRequest(Record, kw_only=True):
+    """`POST /v1/calls`. `payload` is opaque to the router: a cloudpickle of (function, args, kwargs)."""
+
+    payload: bytes
+    function: Name = "function"  # for people: its qualified name
+    python: Annotated[str, msgspec.Meta(pattern=r"^3\.[0-9]{1,2}$")]  # the client's minor version
+    modules: Modules = []
+    gpu: bool = False
+    memory: Bytes | None = None
+    max_memory: Bytes | None = None
+    gpu_memory: Bytes | None = None
+    max_gpu_memory: Bytes | None = None
+    packages: Annotated[list[Name], msgspec.Meta(max_length=MAX_PACKAGES)] = []
+    session_id: Identifier | None = None
+    checkpoint_id: Name | None = None  # pinned: no scoring
+    cold: bool = False
+    retry: bool = False
+    timeout: Annotated[float, msgspec.Meta(gt=0, le=MAX_SECONDS)] | None = None  # of the function; default CALL_TIMEOUT
+    queue_timeout: Seconds = 0.0
+
+
+class Placement(Answer, kw_only=True):
+    """Where a call went: a worker, and the checkpoint that its sandbox starts from (None: cold start)."""
+
+    placement_id: str
+    worker_id: str
+    flavor: Flavor
+    generation: str | None = None
+    checkpoint_id: str | None = None
+    cost: float | None = None  # seconds, by the cost model; None where nothing was scored
+    cold_cost: float | None = None  # seconds, the cold start's
+    predicted_ready: float | None = None  # seconds to ready: cost plus the runtime's fixed part
+    reason: str = ""  # why this checkpoint, or why cold
+
+
+class SkippedPackage(Answer, kw_only=True):
+    """A requirement that the root filesystem has."""
+
+    requirement: str
+    installed: str  # version
+
+
+class KeptPackage(Answer, kw_only=True):
+    """A requirement that is installed for the call, and why."""
+
+    requirement: str
+    reason: str
+    installed: str | None = None  # the version that the root filesystem has of it, if any
+
+
+class CallPlaced(Answer, kw_only=True):
+    call_id: str
+    placement: Placement
+    skipped: list[SkippedPackage] = []
+    kept: list[KeptPackage] = []
+    unmatched: list[str] = []  # modules that match no item of the catalogue: they count nowhere
+
+
+class Phases(Answer, kw_only=True):
+    """Seconds of each phase of a call on its worker. `ready` is from the placement's arrival at the agent to the
+    first line of the function, and contains `restore` (or the cold start), `install` and `imports`.
+    """
+
+    queue: float = 0.0  # placed → arrived at the agent
+    restore: float = 0.0  # sandbox started: restored or cold
+    install: float = 0.0
+    imports: float = 0.0
+    ready: float = 0.0
+    run: float = 0.0
+
+
+class Problem(Answer, kw_only=True):
+    """RFC 9457. `type` is one of readie.errors' table; `way_out` says what to do; `traceback` is the remote one."""
+
+    type: str
+    title: str
+    status: int = 500
+    detail: str = ""
+    way_out: str = ""
+    instance: str | None = None
+    traceback: str | None = None
+
+
+class Started(Answer, kw_only=True):
+    """What the sandbox really started from."""
+
+    how: Literal["restored", "cold"]
+    generation: str | None = None
+    checkpoint_id: str | None = None
+    fallback: str | None = None  # why it is cold although a checkpoint was sent
+
+
+class Result(Record, kw_only=True):
+    """`PUT /v1/placements/{id}/result`: how a call ended.
+
+    `returned`: payload is a cloudpickle of the value. `raised`: payload is a cloudpickle of the exception (empty if
+    it cannot be pickled) and `problem` carries its text and traceback. `failed`: no result; `problem` says why.
+    """
+
+    outcome: Literal["returned", "raised", "failed", "cancelled"]
+    payload: bytes = b""
+    problem: Problem | None = None
+    python: str = ""  # the worker's minor version: the client compares it before it unpickles
+    started: Started | None = None
+    phases: Phases = Phases()
+
+
+class Output(Record, kw_only=True):
+    """`POST /v1/placements/{id}/output`: a piece of what the call printed."""
+
+    sequence: Count  # counts from 0 within the placement; a repeated one is ignored
+    stream: Stream
+    text: Annotated[str, msgspec.Meta(max_length=1024 * 1024)]
+
+
+class OutputPiece(Answer, kw_only=True):
+    stream: Stream
+    text: str
+
+
+class CallStatus(Answer, kw_only=True):
+    """`GET /v1/calls/{id}`. `result` is there once the state is finished, failed or cancelled."""
+
+    call_id: str
+    state: CallState
+    function: str
+    created_at: datetime
+    placement: Placement | None = None
+    output: list[OutputPiece] = []
+    result: Result | None = None
+
+
+# ---- explain ----
+
+
+class ExplainRequest(Record, kw_only=True):
+    modules: Modules
+    flavor: Flavor = Flavor.CPU
+    catalogue: Digest | None = None  # SHA-256 of an imported catalogue; default: the active one
+    packages: Annotated[list[Name], msgspec.Meta(max_length=MAX_PACKAGES)] = []
+    memory: Bytes | None = None
+    items_of: Name | None = None  # list the missing items of this checkpoint besides the winner's ("cold": of the cold start)
+
+
+class Match(Answer, kw_only=True):
+    module: str
+    item: str | None  # None: matches nothing, counts nowhere
+
+
+class MissingItem(Answer, kw_only=True):
+    item: str
+    seconds: float
+
+
+class Option(Answer, kw_only=True):
+    """One row of the ranking, cheapest first. `checkpoint_id` None is the cold start. total = size + missing, seconds."""
+
+    checkpoint_id: str | None
+    size: float
+    missing: float
+    total: float
+    total_ns: int
+    excluded: str | None = None  # why it is not an option; excluded ones come last
+    items: list[MissingItem] | None = None
+
+
+class Explanation(Answer, kw_only=True):
+    flavor: Flavor
+    catalogue: str | None
+    generation: str | None
+    alpha: float | None  # seconds per MB
+    matches: list[Match]
+    options: list[Option]
+    skipped: list[SkippedPackage] = []
+    kept: list[KeptPackage] = []
+
+
+# ---- worker agents ----
+
+
+class HeldGeneration(Record, kw_only=True):
+    """A generation whose checkpoints the worker offers, with the fixed seconds of its manifest."""
+
+    generation: Digest
+    checkpoint_ids: Annotated[list[Name], msgspec.Meta(max_length=10_000)]
+    restore_fixed: Seconds = 0.0
+    cold_fixed: Seconds = 0.0
+
+
+class SandboxStatus(Record, kw_only=True):
+    sandbox_id: Identifier
+    placement_id: Identifier | None = None
+    session_id: Identifier | None = None
+    memory: Bytes
+    gpu_memory: Count = 0
+
+
+class WorkerStatus(Record, kw_only=True):
+    """`PUT /v1/workers/{id}`, every 10 s and at each change."""
+
+    flavor: Flavor
+    state: WorkerState
+    python: str  # "3.11.7", of the root filesystem
+    markers: dict[str, str] = {}  # PEP 508 marker environment of the root filesystem
+    runtime: Literal["fork", "runsc"]
+    memory_total: Bytes | None = None  # None: unknown, memory is not a filter
+    gpu_total: Bytes | None = None
+    max_sandboxes: Count = 0  # 0: no limit
+    base_memory: Count = 0  # bytes a sandbox uses before any checkpoint
+    sandboxes: list[SandboxStatus] = []
+    generations: list[HeldGeneration] = []
+    incarnation: str = ""  # a random id of the agent process
+
+
+class Assignment(Answer, kw_only=True):
+    """A call to run: everything the agent needs."""
+
+    placement_id: str
+    call_id: str
+    payload: bytes
+    function: str
+    python: str
+    modules: list[str]
+    packages: list[str]  # what to install: the kept ones
+    memory: int
+    max_memory: int
+    gpu: bool
+    gpu_memory: int
+    timeout: float
+    queue: float  # seconds since the call was placed, by the database's clock
+    generation: str | None = None
+    checkpoint_id: str | None = None
+    session_id: str | None = None
+
+
+class Orders(Answer, kw_only=True):
+    """`GET /v1/workers/{id}/placements?wait=`: what the agent has to do. Repeated until accepted or reported."""
+
+    run: list[Assignment] = []
+    cancel: list[str] = []  # placement ids
+    end_sessions: list[str] = []
+
+
+# ---- people and scripts ----
+
+
+class CatalogueSummary(Answer, kw_only=True):
+    sha256: str
+    generation: str
+    flavor: Flavor
+    alpha: float
+    active: bool
+    imported_at: datetime
+    items: int
+    checkpoints: int
+    distributions: int
+
+
+class ItemView(Answer, kw_only=True):
+    key: str
+    load_time: float
+    size_mb: float
+    resource_type: str
+    distribution: str
+    closure: list[str]
+    closure_load_time: float
+    closure_size_mb: float
+
+
+class CheckpointView(Answer, kw_only=True):
+    checkpoint_id: str
+    ordinal: int
+    size_mb: float
+    canonical: list[str]
+    items: list[str]
+
+
+class WorkerView(Answer, kw_only=True):
+    worker_id: str
+    flavor: Flavor
+    state: str
+    runtime: str
+    python: str
+    memory_total: int | None
+    memory_used: int
+    memory_reserved: int
+    gpu_total: int | None
+    gpu_used: int
+    gpu_reserved: int
+    max_sandboxes: int
+    sandboxes: int
+    in_flight: int
+    heard_at: datetime
+    generations: list[HeldGeneration] = []
+
+
+class CallView(Answer, kw_only=True):
+    call_id: str
+    state: str
+    function: str
+    created_at: datetime
+    finished_at: datetime | None
+    worker_id: str | None
+    checkpoint_id: str | None
+    generation: str | None
+    predicted_ready: float | None
+    measured_ready: float | None
