@@ -1,0 +1,1 @@
+"""The offline half: example code → corpus → analyze → plan → capture → catalogue."""
