@@ -41,7 +41,7 @@ class BitString(BIT):
 
 
 @compiles(BitString, "duckdb")
-def _duckdb_bits(type_: BitString, compiler: Any, **options: Any) -> str:
+def _duckdb_bits(_type: BitString, _compiler: Any, **_options: Any) -> str:
     return "BIT"
 
 

@@ -1,15 +1,15 @@
 """Every problem that a user can meet, in one table, shared by the router, the client and the command lines.
 
-    ReadieError                     a sentence, the way out, and a stable `type` (RFC 9457: `urn:readie:problem:<slug>`)
-    ├── UsageError                  the caller's input is at fault (command lines exit with 2)
-    │   ├── BadFlavor, BadSize, BadRequirement, BadSetting, BadRequest, BadFunction, ...
-    │   └── NotFound
-    │       └── UnknownCall, UnknownCheckpoint, UnknownCatalogue, UnknownItem, UnknownWorker, UnknownPlacement
-    ├── PlacementError              no worker could take the call
-    │   └── NoWorkers, NoCapacity, SessionsUnavailable
-    ├── CallError                   the call was placed, and has no result
-    │   └── WorkerLost, OutOfMemory, CallTimeout, CallCancelled, PythonMismatch, InstallFailed, SandboxFailed, ...
-    └── Unavailable                 something else is at fault: database behind, router not reachable, ...
+ReadieError                     a sentence, the way out, and a stable `type` (RFC 9457: `urn:readie:problem:<slug>`)
+├── UsageError                  the caller's input is at fault (command lines exit with 2)
+│   ├── BadFlavor, BadSize, BadRequirement, BadSetting, BadRequest, BadFunction, ...
+│   └── NotFound
+│       └── UnknownCall, UnknownCheckpoint, UnknownCatalogue, UnknownItem, UnknownWorker, UnknownPlacement
+├── PlacementError              no worker could take the call
+│   └── NoWorkers, NoCapacity, SessionsUnavailable
+├── CallError                   the call was placed, and has no result
+│   └── WorkerLost, OutOfMemory, CallTimeout, CallCancelled, PythonMismatch, InstallFailed, SandboxFailed, ...
+└── Unavailable                 something else is at fault: database behind, router not reachable, ...
 """
 
 from typing import ClassVar
@@ -128,7 +128,9 @@ class UnknownCheckpoint(NotFound):
 
 class UnknownCatalogue(NotFound):
     slug, title = "unknown-catalogue", "No such catalogue"
-    way_out = "Put a catalogue of that flavor into CATALOGUE_DIR and start the router again, or run readie-router import."
+    way_out = (
+        "Put a catalogue of that flavor into CATALOGUE_DIR and start the router again, or run readie-router import."
+    )
 
 
 class UnknownItem(NotFound):

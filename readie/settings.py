@@ -1,7 +1,7 @@
 """Settings from environment variables into a typed record, read once."""
 
 from collections.abc import Mapping
-from typing import Any, TypeVar, get_args, get_origin, Annotated
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import msgspec
 

@@ -43,7 +43,7 @@ class Answer(msgspec.Struct, frozen=True):
 # ---- clients: place a call, follow it ----
 
 
-class CallRequest(Record, kw_only=True):
+class CallRequest(Record, frozen=True, kw_only=True):
     """`POST /v1/calls`. `payload` is opaque to the router: a cloudpickle of (function, args, kwargs)."""
 
     payload: bytes
@@ -64,7 +64,7 @@ class CallRequest(Record, kw_only=True):
     queue_timeout: Seconds = 0.0
 
 
-class Placement(Answer, kw_only=True):
+class Placement(Answer, frozen=True, kw_only=True):
     """Where a call went: a worker, and the checkpoint that its sandbox starts from (None: cold start)."""
 
     placement_id: str
@@ -78,14 +78,14 @@ class Placement(Answer, kw_only=True):
     reason: str = ""  # why this checkpoint, or why cold
 
 
-class SkippedPackage(Answer, kw_only=True):
+class SkippedPackage(Answer, frozen=True, kw_only=True):
     """A requirement that the root filesystem has."""
 
     requirement: str
     installed: str  # version
 
 
-class KeptPackage(Answer, kw_only=True):
+class KeptPackage(Answer, frozen=True, kw_only=True):
     """A requirement that is installed for the call, and why."""
 
     requirement: str
@@ -93,7 +93,7 @@ class KeptPackage(Answer, kw_only=True):
     installed: str | None = None  # the version that the root filesystem has of it, if any
 
 
-class CallPlaced(Answer, kw_only=True):
+class CallPlaced(Answer, frozen=True, kw_only=True):
     call_id: str
     placement: Placement
     skipped: list[SkippedPackage] = []
@@ -101,7 +101,7 @@ class CallPlaced(Answer, kw_only=True):
     unmatched: list[str] = []  # modules that match no item of the catalogue: they count nowhere
 
 
-class Phases(Answer, kw_only=True):
+class Phases(Answer, frozen=True, kw_only=True):
     """Seconds of each phase of a call on its worker. `ready` is from the placement's arrival at the agent to the
     first line of the function, and contains `restore` (or the cold start), `install` and `imports`.
     """
@@ -114,7 +114,7 @@ class Phases(Answer, kw_only=True):
     run: float = 0.0
 
 
-class Problem(Answer, kw_only=True):
+class Problem(Answer, frozen=True, kw_only=True):
     """RFC 9457. `type` is one of readie.errors' table; `way_out` says what to do; `traceback` is the remote one."""
 
     type: str
@@ -126,7 +126,7 @@ class Problem(Answer, kw_only=True):
     traceback: str | None = None
 
 
-class Started(Answer, kw_only=True):
+class Started(Answer, frozen=True, kw_only=True):
     """What the sandbox really started from."""
 
     how: Literal["restored", "cold"]
@@ -135,7 +135,7 @@ class Started(Answer, kw_only=True):
     fallback: str | None = None  # why it is cold although a checkpoint was sent
 
 
-class Result(Record, kw_only=True):
+class Result(Record, frozen=True, kw_only=True):
     """`PUT /v1/placements/{id}/result`: how a call ended.
 
     `returned`: payload is a cloudpickle of the value. `raised`: payload is a cloudpickle of the exception (empty if
@@ -150,7 +150,7 @@ class Result(Record, kw_only=True):
     phases: Phases = Phases()
 
 
-class Output(Record, kw_only=True):
+class Output(Record, frozen=True, kw_only=True):
     """`POST /v1/placements/{id}/output`: a piece of what the call printed."""
 
     sequence: Count  # counts from 0 within the placement; a repeated one is ignored
@@ -158,12 +158,12 @@ class Output(Record, kw_only=True):
     text: Annotated[str, msgspec.Meta(max_length=1024 * 1024)]
 
 
-class OutputPiece(Answer, kw_only=True):
+class OutputPiece(Answer, frozen=True, kw_only=True):
     stream: Stream
     text: str
 
 
-class CallStatus(Answer, kw_only=True):
+class CallStatus(Answer, frozen=True, kw_only=True):
     """`GET /v1/calls/{id}`. `result` is there once the state is finished, failed or cancelled."""
 
     call_id: str
@@ -178,26 +178,26 @@ class CallStatus(Answer, kw_only=True):
 # ---- explain ----
 
 
-class ExplainRequest(Record, kw_only=True):
+class ExplainRequest(Record, frozen=True, kw_only=True):
     modules: Modules
     flavor: Flavor = Flavor.CPU
     catalogue: Digest | None = None  # SHA-256 of an imported catalogue; default: the active one
     packages: Annotated[list[Name], msgspec.Meta(max_length=MAX_PACKAGES)] = []
     memory: Bytes | None = None
-    items_of: Name | None = None  # list the missing items of this checkpoint besides the winner's ("cold": of the cold start)
+    items_of: Name | None = None  # list this checkpoint's missing items too ("cold": the cold start's)
 
 
-class Match(Answer, kw_only=True):
+class Match(Answer, frozen=True, kw_only=True):
     module: str
     item: str | None  # None: matches nothing, counts nowhere
 
 
-class MissingItem(Answer, kw_only=True):
+class MissingItem(Answer, frozen=True, kw_only=True):
     item: str
     seconds: float
 
 
-class Option(Answer, kw_only=True):
+class Option(Answer, frozen=True, kw_only=True):
     """One row of the ranking, cheapest first. `checkpoint_id` None is the cold start. total = size + missing, seconds."""
 
     checkpoint_id: str | None
@@ -209,7 +209,7 @@ class Option(Answer, kw_only=True):
     items: list[MissingItem] | None = None
 
 
-class Explanation(Answer, kw_only=True):
+class Explanation(Answer, frozen=True, kw_only=True):
     flavor: Flavor
     catalogue: str | None
     generation: str | None
@@ -223,7 +223,7 @@ class Explanation(Answer, kw_only=True):
 # ---- worker agents ----
 
 
-class HeldGeneration(Record, kw_only=True):
+class HeldGeneration(Record, frozen=True, kw_only=True):
     """A generation whose checkpoints the worker offers, with the fixed seconds of its manifest."""
 
     generation: Digest
@@ -232,7 +232,7 @@ class HeldGeneration(Record, kw_only=True):
     cold_fixed: Seconds = 0.0
 
 
-class SandboxStatus(Record, kw_only=True):
+class SandboxStatus(Record, frozen=True, kw_only=True):
     sandbox_id: Identifier
     placement_id: Identifier | None = None
     session_id: Identifier | None = None
@@ -240,7 +240,7 @@ class SandboxStatus(Record, kw_only=True):
     gpu_memory: Count = 0
 
 
-class WorkerStatus(Record, kw_only=True):
+class WorkerStatus(Record, frozen=True, kw_only=True):
     """`PUT /v1/workers/{id}`, every 10 s and at each change."""
 
     flavor: Flavor
@@ -257,7 +257,7 @@ class WorkerStatus(Record, kw_only=True):
     incarnation: str = ""  # a random id of the agent process
 
 
-class Assignment(Answer, kw_only=True):
+class Assignment(Answer, frozen=True, kw_only=True):
     """A call to run: everything the agent needs."""
 
     placement_id: str
@@ -278,7 +278,7 @@ class Assignment(Answer, kw_only=True):
     session_id: str | None = None
 
 
-class Orders(Answer, kw_only=True):
+class Orders(Answer, frozen=True, kw_only=True):
     """`GET /v1/workers/{id}/placements?wait=`: what the agent has to do. Repeated until accepted or reported."""
 
     run: list[Assignment] = []
@@ -289,7 +289,7 @@ class Orders(Answer, kw_only=True):
 # ---- people and scripts ----
 
 
-class CatalogueSummary(Answer, kw_only=True):
+class CatalogueSummary(Answer, frozen=True, kw_only=True):
     sha256: str
     generation: str
     flavor: Flavor
@@ -301,7 +301,7 @@ class CatalogueSummary(Answer, kw_only=True):
     distributions: int
 
 
-class ItemView(Answer, kw_only=True):
+class ItemView(Answer, frozen=True, kw_only=True):
     key: str
     load_time: float
     size_mb: float
@@ -312,7 +312,7 @@ class ItemView(Answer, kw_only=True):
     closure_size_mb: float
 
 
-class CheckpointView(Answer, kw_only=True):
+class CheckpointView(Answer, frozen=True, kw_only=True):
     checkpoint_id: str
     ordinal: int
     size_mb: float
@@ -320,7 +320,7 @@ class CheckpointView(Answer, kw_only=True):
     items: list[str]
 
 
-class WorkerView(Answer, kw_only=True):
+class WorkerView(Answer, frozen=True, kw_only=True):
     worker_id: str
     flavor: Flavor
     state: str
@@ -339,7 +339,7 @@ class WorkerView(Answer, kw_only=True):
     generations: list[HeldGeneration] = []
 
 
-class CallView(Answer, kw_only=True):
+class CallView(Answer, frozen=True, kw_only=True):
     call_id: str
     state: str
     function: str
