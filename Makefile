@@ -1,0 +1,62 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+T ?= tests
+FLAVOR ?= cpu
+OUT ?= generation/$(FLAVOR)
+ROOTFS ?= .demo/rootfs
+CORPUS ?= demo/corpus
+RUNTIME ?= fork
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test check format generation capture lock clean
+
+help: ## say what there is
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(VENV)/ready ## make the virtual environment, exactly as locked
+
+$(VENV)/ready: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo 'Readie needs Python 3.11 or later; name one with make PYTHON=python3.12' >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: setup ## the whole line on real packages: measure, plan, capture, place, run
+	@$(BIN)/python demo/run.py
+
+test: setup ## all tests, on DuckDB and on PostgreSQL; make test T=tests/test_units.py for some
+	@$(BIN)/pytest -n 2 --dist loadfile $(T)
+
+check: setup ## lint, format and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: setup ## put every file into shape
+	$(BIN)/ruff check --fix-only --quiet
+	$(BIN)/ruff format --quiet
+
+generation: setup ## the whole pipeline for one flavor: make generation FLAVOR=cpu ROOTFS=… CORPUS=…
+	$(BIN)/readie-pipeline generation --flavor $(FLAVOR) --rootfs $(ROOTFS) --runtime $(RUNTIME) --out $(OUT) $(CORPUS)
+
+capture: setup ## plan and capture from the measurements, and copy the result to catalogues/
+	$(BIN)/readie-pipeline plan --flavor $(FLAVOR) --out $(OUT)
+	$(BIN)/readie-pipeline capture --flavor $(FLAVOR) --rootfs $(ROOTFS) --runtime $(RUNTIME) --out $(OUT)
+	rm -rf catalogues/$(FLAVOR).parquet
+	cp -r $(OUT)/catalogue.parquet catalogues/$(FLAVOR).parquet
+	cp $(OUT)/catalogue.json catalogues/$(FLAVOR).json
+
+lock: ## resolve pyproject.toml again into requirements.lock, and the demo's packages
+	$(PYTHON) -m venv --clear build/lock
+	build/lock/bin/python -m pip install --quiet uv
+	build/lock/bin/uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 \
+		--generate-hashes --no-header --no-emit-index-url --no-emit-find-links --quiet --output-file requirements.lock
+	build/lock/bin/uv pip compile demo/requirements.txt --universal --python-version 3.11 \
+		--generate-hashes --no-header --no-emit-index-url --no-emit-find-links --quiet --output-file demo/requirements.lock
+
+clean: ## remove what make made
+	rm -rf $(VENV) .demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
