@@ -55,7 +55,7 @@ lock: ## resolve pyproject.toml again into requirements.lock, and the demo's pac
 	build/lock/bin/python -m pip install --quiet uv
 	build/lock/bin/uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 \
 		--generate-hashes --no-header --no-emit-index-url --no-emit-find-links --quiet --output-file requirements.lock
-	build/lock/bin/uv pip compile demo/requirements.txt --universal --python-version 3.11 \
+	build/lock/bin/uv pip compile demo/requirements.txt --universal --python-version 3.11.5 \
 		--generate-hashes --no-header --no-emit-index-url --no-emit-find-links --quiet --output-file demo/requirements.lock
 
 clean: ## remove what make made
