@@ -322,6 +322,7 @@ leases = Table(
     Column("gpu", Boolean, nullable=False),
     Column("memory_bytes", BigInteger, nullable=False),
     Column("gpu_memory_bytes", BigInteger, nullable=False),
+    Column("incarnation", Text),  # of the agent that accepted it: another one of the same worker has lost it
     _time("placed_at", nullable=False),
     _time("accepted_at"),
     _time("deadline_at", nullable=False),
