@@ -1,0 +1,323 @@
+"""The database, DuckDB or PostgreSQL: connections, transactions, locks, bulk loads, the schema's state.
+
+The only file that knows which of the two it is. Everything else takes a connection and runs `app.sql` statements.
+"""
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from psycopg import sql
+from psycopg.abc import Buffer
+from psycopg.adapt import Dumper
+from psycopg.pq import Format
+from sqlalchemy import (
+    URL,
+    BigInteger,
+    Column,
+    Connection,
+    Double,
+    Engine,
+    Integer,
+    Table,
+    Text,
+    cast,
+    column,
+    create_engine,
+    exc,
+    make_url,
+    select,
+    table,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY
+
+from app.tables import BitString, workers
+from readie.errors import BadSetting, DatabaseBehind, DatabaseInUse, DatabaseUnavailable
+
+#: What an index entry of PostgreSQL holds at most is 2,704 bytes, with its header and a key beside the text.
+MAX_TEXT_BYTES = 2_600
+
+# DuckDB has no row locks, and two transactions that change the same row end in an error: they take turns instead.
+# One lock for the process, because one process owns the file.
+_duckdb_writes = threading.Lock()
+
+
+class RowRefused(ValueError):
+    """A bulk load was refused: the table, the row (from 0; None: not known), the column, and why."""
+
+    def __init__(self, table: str, row: int | None, column: str | None, reason: str) -> None:
+        place = "".join([f" row {row}" if row is not None else "", f", {column}" if column else ""])
+        super().__init__(f"{table}{place}: {reason}")
+        self.table, self.row, self.column, self.reason = table, row, column, reason
+
+
+class Database:
+    """An open database. All its methods are synchronous, and safe in any thread."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._is_duckdb = engine.dialect.name == "duckdb"
+        # DuckDB's transactions see one state anyway.
+        snapshot = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+        self._reader = engine if self._is_duckdb else engine.execution_options(**snapshot)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """A connection to write with: committed at the end, rolled back on an exception. Not to be nested.
+
+        Raises `DatabaseUnavailable` when the database cannot be reached or is lost on the way.
+        """
+        with _duckdb_writes if self._is_duckdb else nullcontext(), self._problems(), self.engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A connection to read with: every statement sees the same state. Raises `DatabaseUnavailable`."""
+        with self._problems(), self._reader.connect() as connection:
+            yield connection
+
+    def close(self) -> None:
+        """Closes the idle connections; another process can then open a DuckDB file."""
+        self.engine.dispose()
+
+    def lock_worker(self, connection: Connection, worker_id: str) -> None:
+        """Keeps other transactions from placing on or changing this worker until this one ends."""
+        if not self._is_duckdb:
+            connection.execute(select(workers.c.worker_id).where(workers.c.worker_id == worker_id).with_for_update())
+
+    def lock(self, connection: Connection, name: str) -> None:
+        """Waits until no other transaction holds the lock called `name`, and holds it until this one ends."""
+        if not self._is_duckdb:
+            connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))"), {"name": name})
+
+    def try_lock(self, connection: Connection, name: str) -> bool:
+        """As `lock`, but instead of waiting says whether it holds it."""
+        if self._is_duckdb:
+            return True
+        statement = text("SELECT pg_try_advisory_xact_lock(hashtextextended(:name, 0))")
+        return bool(connection.execute(statement, {"name": name}).scalar_one())
+
+    def load(self, connection: Connection, into: Table, columns: Mapping[str, Any]) -> None:
+        """Adds rows in one statement, whatever their number; each column is a sequence or an array, all equally long.
+
+        Bit strings come as bytes: position 0 is the first byte's highest bit. Raises `RowRefused`; the transaction is
+        lost then.
+        """
+        rows = _checked(into, columns)
+        try:
+            if self._is_duckdb:
+                _insert(connection, into, rows)
+            else:
+                _copy(connection, into, rows)
+        except (exc.IntegrityError, exc.DataError) as error:
+            raise RowRefused(into.name, None, None, str(error.orig).partition("\n")[0]) from error
+        except (psycopg.IntegrityError, psycopg.DataError) as error:
+            reason = " ".join(filter(None, [error.diag.message_primary, error.diag.message_detail])) or str(error)
+            raise RowRefused(into.name, None, None, reason) from error
+
+    @contextmanager
+    def _problems(self) -> Iterator[None]:
+        """Turns the driver's word that the database is gone into the problem of that name."""
+        try:
+            yield
+        except exc.TimeoutError as error:
+            raise DatabaseUnavailable("no connection became free in time") from error
+        except exc.DBAPIError as error:
+            if error.connection_invalidated or _is_gone(error.orig):
+                raise _gone(self.engine.url, error.orig) from error
+            raise
+        except (psycopg.OperationalError, duckdb.IOException) as error:
+            if _is_gone(error):
+                raise _gone(self.engine.url, error) from error
+            raise
+
+
+def open_database(url: str, *, pool_size: int = 20, pool_timeout_s: float = 30.0) -> Database:
+    """Opens the database at `url` and makes sure that it answers.
+
+    Raises `BadSetting` for a URL that is not one of ours, `DatabaseInUse` when another process has the DuckDB file
+    open, `DatabaseUnavailable` when the file or the server cannot be used.
+    """
+    parsed = _parse(url)
+    options: dict[str, Any] = {"pool_size": pool_size, "max_overflow": 0, "pool_timeout": pool_timeout_s}
+    if parsed.drivername == "duckdb":
+        # The router reads no file by SQL, and fetches no extension.
+        options["connect_args"] = {
+            "config": {
+                "enable_external_access": "false",
+                "autoinstall_known_extensions": "false",
+                "autoload_known_extensions": "false",
+            }
+        }
+    else:
+        # A server that was restarted leaves dead connections in the pool: ask before use.
+        options |= {"pool_pre_ping": True, "connect_args": {"connect_timeout": 10}}
+    database = Database(create_engine(parsed, **options))
+    with database.reading() as connection:
+        connection.execute(text("SELECT 1"))
+    return database
+
+
+def migrate(database: Database) -> None:
+    """Brings the schema to this version's. Several processes may do so at once: one works, the others wait."""
+    command.upgrade(_alembic(database), "head")
+
+
+def check_schema(database: Database) -> None:
+    """Raises `DatabaseBehind`, which says which revision the database is at, unless it is at this version's."""
+    head = ScriptDirectory.from_config(_alembic(database)).get_current_head()
+    with database.reading() as connection:
+        revision = MigrationContext.configure(connection).get_current_revision()
+    if revision != head:
+        raise DatabaseBehind(f"its schema is at {revision or 'nothing'}, this version needs {head}")
+
+
+def _alembic(database: Database) -> Config:
+    # Found as a package, so that it is the same from a checkout and from an installed wheel.
+    package = find_spec("migrations")
+    if package is None or not package.submodule_search_locations:
+        raise RuntimeError("the package migrations is not installed")
+    config = Config(attributes={"database": database})
+    config.set_main_option("script_location", str(Path(package.submodule_search_locations[0])).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config
+
+
+def _parse(url: str) -> URL:
+    way_out = "Accepted: duckdb:///file.duckdb or postgresql+psycopg://user:password@host/name."
+    try:
+        parsed = make_url(url)
+    except (exc.ArgumentError, ValueError):  # the text is not repeated: it may hold a password
+        raise BadSetting("DATABASE_URL is not a URL", way_out) from None
+    if parsed.drivername == "postgresql":
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    if parsed.drivername not in ("duckdb", "postgresql+psycopg"):
+        raise BadSetting(f"DATABASE_URL begins with {parsed.drivername!r}", way_out)
+    if parsed.drivername == "duckdb" and (not parsed.database or parsed.database.startswith(":memory:")):
+        raise BadSetting("DATABASE_URL names no file: a database in memory is not shared between threads", way_out)
+    return parsed
+
+
+def _is_gone(error: BaseException | None) -> bool:
+    if isinstance(error, psycopg.OperationalError):
+        # None: the client's own word that it cannot connect or lost the connection. Classes 08, 28 and 57P, too many
+        # connections, no such database. Deadlocks and the like are operational errors too, but nothing is gone.
+        state = error.sqlstate
+        return state is None or state[:2] in ("08", "28") or state[:3] == "57P" or state in ("3D000", "53300")
+    return isinstance(error, duckdb.IOException)
+
+
+def _gone(url: URL, error: BaseException | None) -> DatabaseUnavailable | DatabaseInUse:
+    where = url.render_as_string(hide_password=True)
+    reason = str(error).partition("\n")[0]
+    if "Could not set lock on file" in reason:
+        return DatabaseInUse(f"{where}: {reason.partition('. See also')[0]}")
+    return DatabaseUnavailable(f"{where}: {reason}")
+
+
+# ---- bulk loads ----
+
+
+def _checked(into: Table, columns: Mapping[str, Any]) -> pa.Table:
+    """The columns as Arrow, every value of its column's type; what a database would refuse or alter is refused here."""
+    arrays = {name: _array(into, into.c[name], values) for name, values in columns.items()}
+    return pa.table(arrays)
+
+
+def _array(into: Table, target: "Column[Any]", values: Any) -> pa.Array:
+    kind = _arrow_type(target)
+    try:
+        array = pa.array(values, type=kind)
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+        for row, value in enumerate(values):
+            try:
+                pa.array([value], type=kind)
+            except (pa.ArrowException, OverflowError, TypeError, ValueError) as reason:
+                raise RowRefused(into.name, row, target.name, f"{value!r:.80} is no {target.type}: {reason}") from error
+        raise
+    wrong: dict[str, Any] = {}
+    if not target.nullable:
+        wrong["is missing"] = pc.is_null(array)
+    if pa.types.is_floating(kind):
+        wrong["is not a finite number"] = pc.invert(pc.is_finite(array))
+    if pa.types.is_string(kind):
+        wrong["contains NUL"] = pc.match_substring(array, "\0")
+        wrong[f"is longer than {MAX_TEXT_BYTES} bytes"] = pc.greater(pc.binary_length(array), MAX_TEXT_BYTES)
+    for rule, where in wrong.items():
+        row = pc.index(where, value=True).as_py()
+        if row >= 0:
+            raise RowRefused(into.name, row, target.name, f"{array[row].as_py()!r:.80} {rule}")
+    return array
+
+
+def _arrow_type(target: "Column[Any]") -> pa.DataType:
+    match target.type:
+        case BigInteger():
+            return pa.int64()
+        case Integer():
+            return pa.int32()
+        case Double():
+            return pa.float64()
+        case Text():
+            return pa.string()
+        case BitString():
+            return pa.binary()
+        case ARRAY(item_type=Integer()):
+            return pa.list_(pa.int32())
+        case other:
+            raise NotImplementedError(f"{target}: no bulk load of {other!r}")
+
+
+def _insert(connection: Connection, into: Table, rows: pa.Table) -> None:
+    """DuckDB reads the Arrow table where it lies. Bytes become bits."""
+    driver = connection.connection.driver_connection
+    if driver is None:
+        raise RuntimeError("the connection is closed")
+    driver.register("loading", rows)
+    try:
+        names = rows.column_names
+        source = select(*(cast(column(name), into.c[name].type) for name in names)).select_from(table("loading"))
+        connection.execute(into.insert().from_select(names, source))
+    finally:
+        driver.unregister("loading")
+
+
+_POSTGRESQL_TYPES = {pa.int64(): "int8", pa.int32(): "int4", pa.float64(): "float8", pa.string(): "text"}
+_POSTGRESQL_TYPES |= {pa.binary(): "varbit", pa.list_(pa.int32()): "int4[]"}
+
+
+class _BitsDumper(Dumper):
+    """Bytes as `bit varying`: the number of bits, then the bytes."""
+
+    format = Format.BINARY
+    oid = psycopg.postgres.types["varbit"].oid
+
+    def dump(self, obj: bytes) -> Buffer:
+        return (8 * len(obj)).to_bytes(4, "big") + obj
+
+
+def _copy(connection: Connection, into: Table, rows: pa.Table) -> None:
+    driver = connection.connection.driver_connection
+    if not isinstance(driver, psycopg.Connection):
+        raise TypeError("the connection is not psycopg's")
+    names = [sql.Identifier(name) for name in rows.column_names]
+    statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)")
+    with driver.cursor() as cursor:
+        cursor.adapters.register_dumper(bytes, _BitsDumper)
+        with cursor.copy(statement.format(sql.Identifier(into.name), sql.SQL(", ").join(names))) as copy:
+            copy.set_types([_POSTGRESQL_TYPES[kind] for kind in rows.schema.types])
+            for batch in rows.to_batches(max_chunksize=10_000):
+                for row in zip(*(values.to_pylist() for values in batch.columns), strict=True):
+                    copy.write_row(row)

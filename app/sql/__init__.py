@@ -1,0 +1,41 @@
+"""The statements of this folder's `.sql` files, by name.
+
+A statement begins with `-- name: <name>`, then a sentence of intent, its parameters (`-- parameters: a integer[], b
+text`, or `none`; repeated where one line is not enough) and what it returns. The same text runs on both databases.
+"""
+
+import re
+from functools import cache
+from importlib.resources import files
+from itertools import chain
+
+from sqlalchemy import TextClause, text
+
+_NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+_PARAMETERS = re.compile(r"^-- parameters: (.+)$", re.MULTILINE)
+
+
+@cache
+def texts() -> dict[str, str]:
+    """Name → SQL text, in the order of the files' names and of the statements in them."""
+    named: dict[str, str] = {}
+    for file in sorted(files(__name__).iterdir(), key=lambda file: file.name):
+        if file.name.endswith(".sql"):
+            _, *parts = _NAME.split(file.read_text(encoding="utf-8"))
+            for name, body in zip(parts[::2], parts[1::2], strict=True):
+                if name in named:
+                    raise ValueError(f"{file.name}: a second statement is named {name}")
+                named[name] = body.strip().removesuffix(";")
+    return named
+
+
+@cache
+def statement(name: str) -> TextClause:
+    """The statement called `name`, to be executed with its parameters. Raises `KeyError`."""
+    return text(texts()[name])
+
+
+def declared_parameters(name: str) -> dict[str, str]:
+    """Parameter → SQL type, as the statement's `-- parameters:` lines declare them."""
+    lines = (line.split(", ") for line in _PARAMETERS.findall(texts()[name]) if line != "none")
+    return dict((declaration.split(" ", 1)) for declaration in chain.from_iterable(lines))
