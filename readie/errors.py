@@ -8,7 +8,7 @@ ReadieError                     a sentence, the way out, and a stable `type` (RF
 ├── PlacementError              no worker could take the call
 │   └── NoWorkers, NoCapacity, SessionsUnavailable
 ├── CallError                   the call was placed, and has no result
-│   └── WorkerLost, OutOfMemory, CallTimeout, CallCancelled, PythonMismatch, InstallFailed, SandboxFailed, ...
+│   └── WorkerLost, OutOfMemory, CallTimeout, CallCancelled, PythonMismatch, InstallFailed, SandboxFailed, RemoteError, ...
 └── Unavailable                 something else is at fault: database behind, router not reachable, ...
 """
 
@@ -223,6 +223,13 @@ class ResultTooLarge(CallError):
 class BadResult(CallError):
     slug, status, title = "bad-result", 502, "The result cannot be sent back"
     way_out = "Return values that cloudpickle can carry."
+
+
+class RemoteError(CallError):
+    """The function raised something that cannot be raised here: the detail has its type, text and traceback."""
+
+    slug, status, title = "remote-error", 500, "The function raised an exception"
+    way_out = ""
 
 
 class Unavailable(ReadieError):

@@ -164,7 +164,9 @@ class OutputPiece(Answer, frozen=True, kw_only=True):
 
 
 class CallStatus(Answer, frozen=True, kw_only=True):
-    """`GET /v1/calls/{id}`. `result` is there once the state is finished, failed or cancelled."""
+    """`GET /v1/calls/{id}?wait=30&seen=3`: answers once the call has ended, or more than `seen` pieces of output are
+    there; else after `wait` seconds. `result` is there once the state is finished, failed or cancelled.
+    """
 
     call_id: str
     state: CallState
@@ -172,6 +174,7 @@ class CallStatus(Answer, frozen=True, kw_only=True):
     created_at: datetime
     placement: Placement | None = None
     output: list[OutputPiece] = []
+    output_from: Count = 0  # how many pieces come before `output`: `seen`, or 0 where all are there
     result: Result | None = None
 
 
