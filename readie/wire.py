@@ -20,6 +20,7 @@ MAX_PAYLOAD = 16 * 1024 * 1024  # the default of the setting
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
 Identifier = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")]
 Bytes = Annotated[int, msgspec.Meta(gt=0, le=2**62)]
+Amount = Annotated[int, msgspec.Meta(ge=0, le=2**62)]  # bytes, none included
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)]
 Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
@@ -240,7 +241,7 @@ class SandboxStatus(Record, frozen=True, kw_only=True):
     placement_id: Identifier | None = None
     session_id: Identifier | None = None
     memory: Bytes
-    gpu_memory: Count = 0
+    gpu_memory: Amount = 0
 
 
 class WorkerStatus(Record, frozen=True, kw_only=True):
@@ -254,7 +255,7 @@ class WorkerStatus(Record, frozen=True, kw_only=True):
     memory_total: Bytes | None = None  # None: unknown, memory is not a filter
     gpu_total: Bytes | None = None
     max_sandboxes: Count = 0  # 0: no limit
-    base_memory: Count = 0  # bytes a sandbox uses before any checkpoint
+    base_memory: Amount = 0  # bytes a sandbox uses before any checkpoint
     sandboxes: list[SandboxStatus] = []
     generations: list[HeldGeneration] = []
     incarnation: str = ""  # a random id of the agent process
