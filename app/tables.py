@@ -1,8 +1,9 @@
 """The schema. Rules that must never break are constraints here; Python may be wrong, the tables may not.
 
-Catalogue tables are written once, at import, and never updated. State tables change: what changes is never a list
-and never in an index beyond the primary key, because DuckDB refuses such updates where other rows refer to them.
-Foreign keys among state tables are therefore PostgreSQL's only. Units are in the names; times are the database's.
+Catalogue tables are written once, at import, never updated, and deleted a whole catalogue at a time. State tables
+change: what changes is never a list and never in an index beyond the primary key, because DuckDB refuses such updates
+where other rows refer to them. It also refuses to delete a row and those that refer to it in one transaction, so that
+foreign keys are PostgreSQL's only. Units are in the names; times are the database's.
 """
 
 from typing import Any
@@ -14,7 +15,7 @@ from sqlalchemy import (
     Column,
     DateTime,
     Double,
-    ForeignKey,
+    ForeignKeyConstraint,
     Integer,
     LargeBinary,
     MetaData,
@@ -27,7 +28,12 @@ from sqlalchemy.dialects.postgresql import ARRAY, BIT
 from sqlalchemy.ext.compiler import compiles
 
 metadata = MetaData(
-    naming_convention={"ck": "ck_%(table_name)s_%(constraint_name)s", "uq": "uq_%(table_name)s_%(column_0_N_name)s"}
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    }
 )
 
 
@@ -58,6 +64,10 @@ def _time(name: str, nullable: bool = True, **options: Any) -> "Column[Any]":
     return Column(name, DateTime(timezone=True), nullable=nullable, **options)
 
 
+def _of_catalogue() -> ForeignKeyConstraint:
+    return ForeignKeyConstraint(["catalogue_id"], ["catalogues.catalogue_id"]).ddl_if(dialect="postgresql")
+
+
 def _is_flavor(column: str = "flavor") -> CheckConstraint:
     return CheckConstraint(f"{column} IN ('cpu', 'gpu')", name=column)
 
@@ -76,7 +86,7 @@ catalogues = Table(
     Column("checkpoint_count", Integer, nullable=False),
     Column("distribution_count", Integer, nullable=False),
     _time("imported_at", nullable=False, server_default=func.now()),
-    UniqueConstraint("catalogue_id", "flavor"),  # what active_catalogues refers to: the flavor cannot differ
+    UniqueConstraint("catalogue_id", "flavor"),  # what active_catalogues refers to: its flavor cannot differ
     _is_flavor(),
     CheckConstraint("alpha > 0", name="alpha"),
 )
@@ -85,12 +95,13 @@ active_catalogues = Table(
     "active_catalogues",
     metadata,
     _key("flavor"),
-    # No foreign key: this row changes and catalogues are deleted, which DuckDB refuses under one. The importer's
-    # transaction and `readie-router check` keep it true.
     Column("catalogue_id", Integer, nullable=False),
     Column("activated_by", Text, nullable=False),  # file: CATALOGUE_DIR's; request: API or CLI
     Column("file_sha256", Text),  # of the file when it was last looked at: a request holds until this changes
     _time("activated_at", nullable=False),
+    ForeignKeyConstraint(["catalogue_id", "flavor"], ["catalogues.catalogue_id", "catalogues.flavor"]).ddl_if(
+        dialect="postgresql"
+    ),
     _is_flavor(),
     CheckConstraint("activated_by IN ('file', 'request')", name="activated_by"),
 )
@@ -98,15 +109,16 @@ active_catalogues = Table(
 distributions = Table(
     "distributions",
     metadata,
-    _key("catalogue_id", Integer, ForeignKey("catalogues.catalogue_id")),
+    _key("catalogue_id", Integer),
     _key("name"),  # canonical, PEP 503
     Column("version", Text, nullable=False),  # '': the root filesystem names none
+    _of_catalogue(),
 )
 
 items = Table(
     "items",
     metadata,
-    _key("catalogue_id", Integer, ForeignKey("catalogues.catalogue_id")),
+    _key("catalogue_id", Integer),
     _key("item_id", Integer),  # dense, from 0, in the document's order
     Column("key", Text, nullable=False),
     Column("load_ns", BigInteger, nullable=False),  # exclusive
@@ -118,40 +130,44 @@ items = Table(
     UniqueConstraint("catalogue_id", "key"),
     CheckConstraint("load_ns >= 0 AND size_mb >= 0", name="not_negative"),
     CheckConstraint("resource_type IN ('package', 'dataset', 'model', 'tokenizer')", name="resource_type"),
+    _of_catalogue(),
 )
 
 # An atom is a set of items that every closure and every checkpoint treats alike (docs/decisions/0001-closures.md).
 atoms = Table(
     "atoms",
     metadata,
-    _key("catalogue_id", Integer, ForeignKey("catalogues.catalogue_id")),
+    _key("catalogue_id", Integer),
     _key("atom_id", Integer),  # dense, from 0: its position in closures.bits
     Column("class_id", Integer, nullable=False),
     Column("load_ns", BigInteger, nullable=False),  # sum over its items
     CheckConstraint("load_ns >= 0", name="not_negative"),
+    _of_catalogue(),
 )
 
 closures = Table(
     "closures",
     metadata,
-    _key("catalogue_id", Integer, ForeignKey("catalogues.catalogue_id")),
+    _key("catalogue_id", Integer),
     _key("closure_id", Integer),
     Column("bits", BitString, nullable=False),  # one bit an atom
+    _of_catalogue(),
 )
 
 # A class is a set of atoms that are in the same checkpoints.
 classes = Table(
     "classes",
     metadata,
-    _key("catalogue_id", Integer, ForeignKey("catalogues.catalogue_id")),
+    _key("catalogue_id", Integer),
     _key("class_id", Integer),
     Column("ordinals", ARRAY(Integer), nullable=False),  # of the checkpoints that hold them
+    _of_catalogue(),
 )
 
 checkpoints = Table(
     "checkpoints",
     metadata,
-    _key("catalogue_id", Integer, ForeignKey("catalogues.catalogue_id")),
+    _key("catalogue_id", Integer),
     _key("ordinal", Integer),  # place in the document, from 0: the later one wins a tie
     Column("checkpoint_id", Text, nullable=False),
     Column("size_mb", Double, nullable=False),
@@ -159,14 +175,16 @@ checkpoints = Table(
     Column("size_ns", BigInteger, nullable=False),  # alpha × size_mb
     UniqueConstraint("catalogue_id", "checkpoint_id"),
     CheckConstraint("size_mb >= 0 AND size_bytes >= 0 AND size_ns >= 0", name="not_negative"),
+    _of_catalogue(),
 )
 
 canonical_items = Table(
     "canonical_items",
     metadata,
-    _key("catalogue_id", Integer, ForeignKey("catalogues.catalogue_id")),
+    _key("catalogue_id", Integer),
     _key("ordinal", Integer),
     _key("item_id", Integer),
+    _of_catalogue(),
 )
 
 # ---- workers, as they last reported ----

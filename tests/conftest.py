@@ -1,0 +1,106 @@
+"""Databases for the tests: each test gets a fresh one, on DuckDB and on a real PostgreSQL."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+from hypothesis import settings
+from psycopg import sql
+from sqlalchemy import make_url
+
+from app.database import Database, migrate, open_database
+from tests.postgres import running_postgresql
+
+settings.register_profile("readie", deadline=None)
+settings.load_profile("readie")
+
+KINDS = ["duckdb", "postgresql"]
+
+
+class Cluster:
+    """A PostgreSQL server on which the tests create databases, and a template with the schema in it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.template = self.create()
+        database = open_database(self.template)
+        migrate(database)
+        database.close()
+
+    def create(self, template: str | None = None) -> str:
+        """The URL of a new database, a copy of the one at `template` if given."""
+        name = f"readie_{uuid4().hex}"
+        statement = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(
+            sql.Identifier(name), sql.Identifier((template and make_url(template).database) or "template0")
+        )
+        self._run(statement)
+        return make_url(self.url).set(database=name).render_as_string(hide_password=False)
+
+    def drop(self, url: str) -> None:
+        self._run(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(make_url(url).database or "")))
+
+    def _run(self, statement: sql.Composed) -> None:
+        with psycopg.connect(self.url.replace("+psycopg", ""), autocommit=True) as connection:
+            connection.execute(statement)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """One PostgreSQL server for the run (one for each process under pytest-xdist)."""
+    with running_postgresql() as url:
+        running = Cluster(url)
+        yield running
+        running.drop(running.template)
+
+
+@pytest.fixture(scope="session")
+def duckdb_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A DuckDB file with the schema in it."""
+    path = tmp_path_factory.mktemp("duckdb") / "template.duckdb"
+    database = open_database(f"duckdb:///{path}")
+    migrate(database)
+    database.close()
+    return path
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    """Which database this test runs on: it runs on both."""
+    return str(request.param)
+
+
+@pytest.fixture
+def empty_database_url(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of a database without any table."""
+    if kind == "duckdb":
+        yield f"duckdb:///{tmp_path / 'empty.duckdb'}"
+    else:
+        cluster: Cluster = request.getfixturevalue("cluster")
+        url = cluster.create()
+        yield url
+        cluster.drop(url)
+
+
+@pytest.fixture
+def database_url(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of a fresh database at the current schema, open nowhere: for tests that start a process."""
+    if kind == "duckdb":
+        path = tmp_path / "readie.duckdb"
+        shutil.copyfile(request.getfixturevalue("duckdb_template"), path)
+        yield f"duckdb:///{path}"
+    else:
+        cluster: Cluster = request.getfixturevalue("cluster")
+        url = cluster.create(cluster.template)
+        yield url
+        cluster.drop(url)
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    """A fresh, open database at the current schema."""
+    opened = open_database(database_url)
+    yield opened
+    opened.close()

