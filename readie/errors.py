@@ -89,6 +89,11 @@ class BadFile(UsageError):
     way_out = ""
 
 
+class RootfsUnreadable(UsageError):
+    slug, status, title = "rootfs-unreadable", 400, "The root filesystem cannot be listed"
+    way_out = "Give a folder with a Python of its own, such as a virtual environment: its bin/python must run."
+
+
 class BadDocument(UsageError):
     """A catalogue document that is not valid version 2; nothing of it was imported."""
 
