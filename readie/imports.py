@@ -6,19 +6,36 @@ prefix that is one. Standard library only, so that any Python can run this file.
 """
 
 import ast
+import builtins
+import contextlib
+import dis
+import functools
+import importlib
+import importlib.util
+import itertools
+import os
 import sys
+import sysconfig
+import types
 import warnings
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 MAX_SOURCE = 10_000_000  # bytes of bytes, characters of text: parsing takes some 30 times as much memory
 MAX_PARTS = 8  # of a name that is followed through attributes
 MAX_NAME = 1024
+MAX_VALUES = 5_000  # looked at for one function
+MAX_ELEMENTS = 1000  # looked at in one list, tuple, set or dict
 
 _FAILURES = (SyntaxError, ValueError, RecursionError, MemoryError, SystemError)
 #: Functions whose first argument, where it is a literal, is a module to import.
 _IMPORTERS = frozenset({"__import__", "builtins.__import__", "importlib.__import__", "importlib.import_module"})
 _IMPORTERS |= {"pytest.importorskip"}
+#: On every worker as part of the executor, or nowhere: never a reason for a checkpoint.
+_OWN = frozenset({"readie", "cloudpickle"})
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 
 @dataclass(frozen=True)
@@ -190,3 +207,404 @@ class _Source:
 
 def _text(node: ast.expr | None) -> str | None:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+# ---- functions ----
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What a function needs that is not in it."""
+
+    modules: list[str]  # outside the standard library and the caller's own code, sorted
+    uses: list[tuple[str, object]]  # such as ("global LOCK of f", the lock): what is sent along with it
+    members: dict[str, set[str] | None]  # local module → what is used of it; None: anything
+    absent: list[str]  # local modules that are imported where the function runs, and are not there
+
+
+def imports_of_function(function: object) -> list[str]:
+    """Modules that calling `function` asks for, sorted: see `reach`."""
+    return reach(function).modules
+
+
+def reach(function: object) -> Reached:
+    """What `function` needs, found from its code objects, so that no source is needed, and nothing is run.
+
+    Followed are globals it loads, closure cells, defaults, nested functions, functions and classes that are sent by
+    value (those of `__main__` and of local modules), partials and methods. Where a name is a module, its attributes
+    are followed as far as they are modules. A call is `functools.partial(function, *args)`.
+    """
+    seen = _Function()
+    seen.look_at(function)
+    names = outside_stdlib(seen.names)
+    return Reached(
+        modules=sorted(deepest(name for name in names if name.partition(".")[0] not in _OWN and not is_local(name))),
+        uses=seen.uses,
+        members={name: used for name, used in seen.members.items() if is_local(name)},
+        absent=sorted(seen.absent),
+    )
+
+
+def is_local(module: str) -> bool:
+    """Whether a module is the caller's own: neither of the standard library nor installed as (part of) a distribution.
+
+    An editable install is the caller's own: no root filesystem has it. A module that is not found here is not local.
+    """
+    top = module.partition(".")[0]
+    if top in {"__main__", "__mp_main__"}:
+        return True
+    if top in sys.stdlib_module_names or top in _OWN:
+        return False
+    name = module
+    while name:
+        loaded = sys.modules.get(name)
+        if loaded is not None:
+            files = _files(_members(loaded))
+            if files:
+                return not any(map(_is_installed, files))
+        name = name.rpartition(".")[0]
+    if top in sys.modules:
+        return False  # made by hand, as extension modules do
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError, AttributeError):
+        return False
+    # A folder of that name in the working directory is a namespace package to Python, and mostly data.
+    return spec is not None and spec.has_location and not _is_installed(spec.origin or "")
+
+
+def _files(members: Mapping[str, Any]) -> list[str]:
+    """Where a module was loaded from: its file, or the folders of a namespace package."""
+    file = members.get("__file__")
+    if isinstance(file, str):
+        return [file]
+    spec = members.get("__spec__")
+    folders = getattr(spec, "submodule_search_locations", None) or members.get("__path__") or ()
+    return [str(folder) for folder in folders]
+
+
+def _is_installed(file: str) -> bool:
+    return not _INSTALLED.isdisjoint(file.replace("\\", "/").split("/")) or file.startswith(_standard_library())
+
+
+@functools.cache
+def _standard_library() -> tuple[str, ...]:
+    return tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
+
+
+def _members(value: object) -> Mapping[str, Any]:
+    """The attributes of a module, class or instance, past every `__getattr__`: a look must not load a lazy module."""
+    if issubclass(type(value), type):
+        members = type.__getattribute__(value, "__dict__")
+    else:
+        try:
+            members = object.__getattribute__(value, "__dict__")
+        except AttributeError:
+            return {}
+    return members if issubclass(type(members), dict | types.MappingProxyType) else {}
+
+
+def home(value: types.FunctionType | type) -> str | None:
+    """The module from which a function or class can be imported by its name; None where there is none."""
+    module = sys.modules.get(value.__module__) if isinstance(value.__module__, str) else None
+    found: Any = module
+    for part in value.__qualname__.split("."):
+        found = _members(found).get(part)
+    if type(found) in {staticmethod, classmethod}:
+        found = found.__func__
+    return value.__module__ if found is value else None
+
+
+_MISSING = object()
+_SKIPPED_OPS = frozenset({"PUSH_NULL", "CACHE", "EXTENDED_ARG", "NOP"})
+_ATTRIBUTE_OPS = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
+_GLOBAL_OPS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
+_CELL_OPS = frozenset({"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"})
+_CONSTANT_OPS = frozenset({"LOAD_CONST", "LOAD_SMALL_INT"})
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement, or like one
+_ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
+_CONTAINERS = (list, tuple, set, frozenset, deque)
+
+
+@dataclass(frozen=True)
+class _Imported:
+    """A variable that holds what import statements in the code give it: names, nothing live."""
+
+    names: frozenset[str]
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """Where a piece of code looks names up."""
+
+    label: str
+    variables: Mapping[str, Any]  # globals
+    cells: Mapping[str, object]
+    member: str | None  # the method's name where the code is reached through its class only
+
+
+@dataclass
+class _Function:
+    """Everything that was reached from one function, breadth first, each thing once."""
+
+    names: set[str] = field(default_factory=set)
+    uses: list[tuple[str, object]] = field(default_factory=list)
+    members: dict[str, set[str] | None] = field(default_factory=dict)
+    absent: set[str] = field(default_factory=set)
+    attributes: set[str] = field(default_factory=set)  # every attribute that reached code loads
+    waiting: deque[tuple[object, str | None]] = field(default_factory=deque)
+    data: deque[tuple[object, str | None]] = field(default_factory=deque)
+    seen: dict[tuple[int, bool], object] = field(default_factory=dict)  # keeps alive what it knows by id
+    lazy: list[tuple[str, str, str]] = field(default_factory=list)  # (method, imported module, name) of class members
+
+    def look_at(self, function: object) -> None:
+        self.push("", function)
+        while (self.waiting or self.data) and len(self.seen) < MAX_VALUES:
+            self.enter(*(self.waiting or self.data).popleft())
+        # A class is sent whole, but only the methods that somebody calls will import anything.
+        for method, module, name in self.lazy:
+            if method in self.attributes or method.startswith("__"):
+                self.imported(module, name, None)
+
+    def push(self, use: str, value: object, member: str | None = None) -> None:
+        key = id(value), member is None
+        if type(value) in _ATOMS or key in self.seen:
+            return
+        self.seen[key] = value
+        self.waiting.append((value, member))
+        if use:
+            self.uses.append((use, value))
+
+    def elements(self, values: Iterable[object]) -> None:
+        """What is in a container: after everything else, so that much data does not hide code."""
+        for value in itertools.islice(values, MAX_ELEMENTS):
+            key = id(value), True
+            if type(value) not in _ATOMS and key not in self.seen:
+                self.seen[key] = value
+                self.data.append((value, None))
+
+    def enter(self, value: object, member: str | None) -> None:
+        kind = type(value)
+        if issubclass(kind, types.ModuleType):
+            self.module(value, [])
+        elif kind is types.FunctionType:
+            self.function(value, member)  # type: ignore[arg-type]
+        elif issubclass(kind, type):
+            self.class_(value)  # type: ignore[arg-type]
+        elif kind is types.MethodType:
+            self.push("", value.__func__, member)  # type: ignore[attr-defined]
+            self.push("", value.__self__)  # type: ignore[attr-defined]
+        elif issubclass(kind, functools.partial):
+            for part in (value.func, *value.args, *value.keywords.values()):  # type: ignore[attr-defined]
+                self.push("", part, member)
+        elif kind in {staticmethod, classmethod}:
+            self.push("", value.__func__, member)  # type: ignore[attr-defined]
+        elif kind is property:
+            for part in (value.fget, value.fset, value.fdel):  # type: ignore[attr-defined]
+                self.push("", part, member)
+        elif kind is dict:
+            self.elements(itertools.chain.from_iterable(value.items()))  # type: ignore[attr-defined]
+        elif kind in _CONTAINERS:
+            self.elements(value)  # type: ignore[arg-type]
+        elif issubclass(kind, types.BuiltinFunctionType):
+            self.builtin(value)  # type: ignore[arg-type]
+        else:
+            self.instance(value, member)
+
+    def builtin(self, value: types.BuiltinFunctionType) -> None:
+        self.names.update(filter(None, [value.__module__]))
+        if not issubclass(type(value.__self__), types.ModuleType):
+            self.push("", value.__self__)
+
+    def instance(self, value: object, member: str | None) -> None:
+        kind = type(value)
+        self.push("", kind)
+        members = _members(value)
+        for name in ("__wrapped__", "func"):  # caches, decorators with a class, cached properties
+            if name in members:
+                self.push("", members[name], member)
+        with contextlib.suppress(Exception):  # a proxy may do anything
+            self.names.update(filter(None, [value.__module__]))  # of a compiled function; else the class's
+        if members and is_local(kind.__module__):
+            self.elements(members.values())
+
+    def class_(self, value: type) -> None:
+        place = home(value) or value.__module__
+        made_here = value.__flags__ & _HEAP_TYPE and (place == "builtins" or is_local(place))  # exec names no module
+        if not made_here:
+            self.names.add(place)
+            return
+        for base in (type(value), *value.__bases__):
+            self.push("", base)
+        for name, part in list(_members(value).items()):
+            if name not in {"__dict__", "__weakref__"}:
+                self.push(f"{name} of class {value.__qualname__}", part, None if name.startswith("__") else name)
+
+    def function(self, value: types.FunctionType, member: str | None) -> None:
+        place = home(value)
+        if place is not None and not is_local(place):
+            self.names.add(place)
+            return
+        label = value.__qualname__
+        cells: dict[str, object] = {}
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # not bound yet
+                cells[name] = cell.cell_contents
+        self.code(value.__code__, _Scope(label, value.__globals__, cells, member))
+        for element in value.__defaults__ or ():
+            self.push(f"a default of {label}", element)
+        for name, element in (value.__kwdefaults__ or {}).items():
+            self.push(f"the default {name} of {label}", element)
+        for name, element in value.__dict__.items():
+            self.push(f"attribute {name} of {label}", element)
+        with contextlib.suppress(NameError):  # annotations may be evaluated only now
+            for name, element in value.__annotations__.items():
+                self.push(f"the annotation of {name} in {label}", element)
+
+    def code(self, code: types.CodeType, scope: _Scope) -> None:
+        waiting: list[tuple[types.CodeType, dict[str, frozenset[str]]]] = [(code, {})]
+        while waiting:
+            inner, outer = waiting.pop()
+            bound = dict(outer)  # variable → what an import statement bound it to
+            self.instructions(inner, scope, bound)
+            waiting += [(part, bound) for part in inner.co_consts if isinstance(part, types.CodeType)]
+
+    def instructions(self, code: types.CodeType, scope: _Scope, bound: dict[str, frozenset[str]]) -> None:
+        head: tuple[str, object] | None = None  # what a chain of attributes begins with: (use, value)
+        attributes: list[str] = []
+        constants: tuple[Any, Any] = None, None  # the last two
+        importing, names_parts, pending = "", False, ""
+        for op, argument in _operations(code):
+            if op in _ATTRIBUTE_OPS or op == "LOAD_SUPER_ATTR":
+                self.attributes.add(argument)
+                attributes.append(argument)
+                continue
+            if head is not None:  # the chain ends here
+                callee = self.chain(*head, attributes, scope.label)
+                if callee in _IMPORTERS and op == "LOAD_CONST" and isinstance(argument, str):
+                    self.imported(argument, argument, scope.member)
+            head, attributes = None, []
+            if op in _CONSTANT_OPS:
+                constants = constants[1], argument
+            elif op == "IMPORT_NAME":
+                level, parts = constants
+                importing = absolute(argument, level, _package(scope.variables)) or ""
+                names_parts = bool(parts)
+                pending = "" if names_parts else importing.partition(".")[0]
+                for part in parts or [None]:
+                    name = importing if part in {None, "*"} else f"{importing}.{part}"
+                    self.imported(importing, name, scope.member)
+            elif op == "IMPORT_FROM":
+                pending = f"{importing}.{argument}" if names_parts else importing
+            elif op.startswith("STORE_") and pending and op not in {"STORE_SUBSCR", "STORE_SLICE", "STORE_ATTR"}:
+                bound[argument] = bound.get(argument, frozenset()) | {pending}
+                pending = ""
+            elif op in _GLOBAL_OPS or op in _CELL_OPS:
+                head = self.loaded(op, argument, scope, bound)
+            elif op.startswith("LOAD_FAST") and argument in bound:
+                head = "", _Imported(bound[argument])
+
+    def loaded(
+        self, op: str, name: str, scope: _Scope, bound: Mapping[str, frozenset[str]]
+    ) -> tuple[str, object] | None:
+        """What a name stands for: what an import in the code bound it to, or what it holds now."""
+        places: list[tuple[str, Mapping[str, object]]] = [("global", scope.variables)]
+        if op in _CELL_OPS or op in {"LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}:
+            places = [("closure variable", scope.cells), *(places if op not in _CELL_OPS else [])]
+            if name in bound:
+                return "", _Imported(bound[name])
+        for word, place in places:
+            if name in place:
+                return f"{word} {name}", place[name]
+        if name in bound:  # a global that the code itself imports
+            return "", _Imported(bound[name])
+        return ("", builtins.__import__) if name == "__import__" else None
+
+    def chain(self, use: str, value: object, attributes: list[str], label: str) -> str:
+        """Takes down what a chain such as `np.linalg.norm` says; returns the full name of what it ends with."""
+        if isinstance(value, _Imported):
+            self.names.update(follow(name, attributes) for name in value.names)
+            return max(".".join([name, *attributes]) for name in value.names)
+        if issubclass(type(value), types.ModuleType):
+            value = self.module(value, attributes)
+            use = ".".join([use, *attributes])
+        if value is importlib.import_module:
+            return "importlib.import_module"
+        if value is builtins.__import__:
+            return "__import__"
+        if value is not _MISSING:
+            self.push(f"{use} of {label}", value)
+        return ""
+
+    def module(self, value: object, attributes: list[str]) -> object:
+        """Follows `attributes` from a module through modules; returns what is used of the last one, if it is here.
+
+        The last attribute is what is used, so `scipy.signal.windows` asks for `scipy.signal`; a submodule that is
+        named alone, as in `scipy.signal`, is asked for itself.
+        """
+        path = [value]
+        for attribute in attributes:
+            below = self.member(path[-1], attribute)
+            if not issubclass(type(below), types.ModuleType):
+                break
+            path.append(below)
+        rest = attributes[len(path) - 1 :]
+        for module, attribute in zip(path, attributes, strict=False):
+            used = self.members.setdefault(_name(module), set())
+            if used is not None:
+                used.add(attribute)
+        if not rest:
+            if is_local(_name(path[-1])):
+                self.members[_name(path[-1])] = None
+            self.names.update({_name(path[0]), _name(path[-2] if len(path) > 2 else path[-1])})
+            return _MISSING
+        name = _name(path[-1])
+        self.names.update({_name(path[0]), name})
+        found = self.member(path[-1], rest[0])
+        if found is _MISSING:  # lazily loaded: what it will be is known by name only
+            self.names.add(follow(name, rest))
+            return _MISSING
+        known = found is importlib.import_module or found is builtins.__import__
+        return found if known or is_local(name) else _MISSING
+
+    def member(self, module: object, attribute: str) -> object:
+        loaded = sys.modules.get(f"{_name(module)}.{attribute}", _MISSING)
+        return _members(module).get(attribute, loaded)
+
+    def imported(self, module: str, name: str, member: str | None) -> None:
+        """An import statement, or a call that is one, in a code object."""
+        if member is not None:
+            self.lazy.append((member, module, name))
+        elif module and is_local(module):
+            self.absent.add(module)
+        elif module:
+            self.names.add(name)
+
+
+def _operations(code: types.CodeType) -> Iterator[tuple[str, Any]]:
+    """Operations of a code object; those that newer Pythons fuse are taken apart again."""
+    for instruction in dis.get_instructions(code):
+        op, argument = instruction.opname, instruction.argval
+        if op in _SKIPPED_OPS:
+            continue
+        if isinstance(argument, tuple) and op.count("_FAST") == 2:  # such as STORE_FAST_LOAD_FAST
+            yield op.partition("_FAST")[0] + "_FAST", argument[0]
+            yield "STORE_FAST" if op.endswith("STORE_FAST") else "LOAD_FAST", argument[1]
+        else:
+            yield op, argument
+
+
+def _name(module: object) -> str:
+    name = _members(module).get("__name__")
+    return name if isinstance(name, str) else ""
+
+
+def _package(variables: Mapping[str, Any]) -> str | None:
+    """The package that relative imports start from, as `importlib` finds it."""
+    package = variables.get("__package__")
+    if isinstance(package, str) and package:
+        return package
+    name = variables.get("__name__")
+    if not isinstance(name, str):
+        return None
+    return name if "__path__" in variables else name.rpartition(".")[0]
