@@ -1,0 +1,281 @@
+"""`readie-worker`: the agent, and what the pipeline needs of a worker: describe, probe, save, restore."""
+
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+from uuid import uuid4
+
+import click
+import cloudpickle
+import msgspec
+import typer
+
+from readie.errors import BadFile, BadRequest, NeedsGpu, ReadieError, RuntimeUnavailable, UsageError
+from readie.flavor import Flavor
+from readie.units import parse_size
+from readie.wire import MAX_PAYLOAD
+from worker.measure import ProbeRequest, measure
+from worker.runtime import Call, CheckpointSpec, Folder, Runtime, SaveFailed, StartFailed, Stop, Ties, run_call
+
+app = typer.Typer(
+    name="readie-worker",
+    help="Runs calls in sandboxes (serve), and measures and captures for the pipeline in the very same way.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+RootfsOption = Annotated[
+    Path, typer.Option("--rootfs", envvar="ROOTFS", help="The root filesystem: a folder with its own bin/python.")
+]
+RuntimeOption = Annotated[
+    str, typer.Option("--runtime", envvar="RUNTIME", help="fork: forked processes, no isolation. runsc: gVisor.")
+]
+CheckpointsOption = Annotated[
+    Path, typer.Option("--checkpoint-dir", envvar="CHECKPOINT_DIR", help="The folder of <generation>/<checkpoint id>.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+TimeoutOption = Annotated[float, typer.Option("--timeout", min=0.01, help="Seconds that importing may take.")]
+
+
+def open_runtime(name: str, rootfs: Path, folder: Path) -> Runtime:
+    """The runtime called `name`. Raises `RuntimeUnavailable` if this host cannot use it."""
+    if name == "fork":
+        from worker.fork import ForkRuntime
+
+        return ForkRuntime(rootfs, folder)
+    if name == "runsc":
+        raise RuntimeUnavailable("the runsc runtime is not built yet", "Use --runtime fork (RUNTIME=fork).")
+    raise BadRequest(f"{name!r} is not a runtime", "Use fork or runsc.")
+
+
+def check_gpu(flavor: Flavor) -> None:
+    """Raises `NeedsGpu` for flavor gpu on a host without NVIDIA devices."""
+    if flavor is Flavor.GPU and not (Path("/dev/nvidiactl").exists() and any(Path("/dev").glob("nvidia[0-9]*"))):
+        raise NeedsGpu("flavor gpu needs /dev/nvidiactl and /dev/nvidia0, and this host has none")
+
+
+@contextmanager
+def opened(name: str, rootfs: Path) -> Iterator[tuple[Runtime, Path]]:
+    """A runtime with a folder of its own, for one command."""
+    with tempfile.TemporaryDirectory(prefix="readie-worker-") as folder:
+        runtime = open_runtime(name, rootfs, Path(folder))
+        try:
+            yield runtime, Path(folder)
+        finally:
+            runtime.close()
+
+
+@app.command()
+def describe(rootfs: RootfsOption, runtime: RuntimeOption = "fork", as_json: JsonOption = False) -> None:
+    """Say what checkpoints of this host and root filesystem are bound to.
+
+    Example: readie-worker describe --rootfs rootfs --json
+    """
+    with opened(runtime, rootfs) as (running, _):
+        description = running.describe()
+    if as_json:
+        print(msgspec.json.encode(description).decode())
+        return
+    for field, value in msgspec.structs.asdict(description.host).items():
+        print(f"{field:16} {value}")
+    print(f"{'memory source':16} {description.memory_source}")
+    print(f"{'preload':16} {len(description.preload)} modules of the standard library")
+
+
+@app.command()
+def probe(
+    rootfs: RootfsOption,
+    runtime: RuntimeOption = "fork",
+    timeout: TimeoutOption = 60.0,
+    memory: Annotated[str, typer.Option(help="What a measured process may use, such as 4Gi.")] = "4Gi",
+) -> None:
+    """Measure imports: one JSON request a line on stdin, one JSON answer a line on stdout, each in a fresh process.
+
+    Modes: time, memory, edges (one hook), plain (no hook).
+
+    Example: echo '{"id": 1, "modules": ["numpy"], "mode": "time"}' | readie-worker probe --rootfs rootfs
+    """
+    limit = parse_size(memory)
+    warned = False
+    with opened(runtime, rootfs) as (running, folder):
+        running.describe()  # a root filesystem that cannot run the probe is one error, not one a request
+        for line in sys.stdin.buffer:
+            if not line.strip():
+                continue
+            try:
+                request = msgspec.json.decode(line, type=ProbeRequest)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                text = line[:200].decode(errors="replace").strip()
+                raise BadRequest(
+                    f"{text!r}: {error}", 'Send {"id": 1, "modules": ["numpy"], "mode": "time"}.'
+                ) from error
+            answer = measure(running, request, folder, timeout=timeout, memory=limit)
+            if answer["network"] == "host" and not warned:
+                warned = True
+                print("imports are measured with the host's network: leaving it needs root", file=sys.stderr)
+            sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+            sys.stdout.buffer.flush()
+
+
+def read_spec(path: Path) -> CheckpointSpec:
+    """The `checkpoint.json` at `path`. Raises `BadFile`."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=CheckpointSpec)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise BadFile(f"{path}: {reason}", "Write it with readie-pipeline capture.") from error
+
+
+@app.command()
+def save(
+    *,
+    rootfs: RootfsOption,
+    checkpoint_dir: CheckpointsOption,
+    spec: Annotated[Path, typer.Option(help="What to import: a checkpoint.json.")],
+    runtime: RuntimeOption = "fork",
+    timeout: TimeoutOption = 300.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Capture a checkpoint: import what it is made of, and save the process, whole or not at all.
+
+    Example: readie-worker save --rootfs rootfs --checkpoint-dir checkpoints --spec checkpoint.json --json
+    """
+    wanted = read_spec(spec)
+    check_gpu(wanted.flavor)
+    generation = checkpoint_dir / wanted.generation
+    with opened(runtime, rootfs) as (running, _):
+        generation.mkdir(parents=True, exist_ok=True)
+        aside = generation / f".{wanted.checkpoint_id}.{uuid4().hex[:8]}.partial"
+        try:
+            saved = running.save(wanted, aside, timeout=timeout)
+            target = generation / wanted.checkpoint_id
+            shutil.rmtree(target, ignore_errors=True)
+            aside.rename(target)
+        except SaveFailed as error:
+            fail(as_json, {"kind": error.kind, "detail": error.detail}, f"{wanted.checkpoint_id}: {error.detail}")
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    if as_json:
+        answer = {"ok": True, "checkpoint_id": wanted.checkpoint_id, **msgspec.structs.asdict(saved)}
+        print(msgspec.json.encode(answer).decode())
+    else:
+        print(f"{wanted.checkpoint_id}: {saved.measured_mb:.1f} MB in {saved.seconds:.2f} s")
+
+
+def fail(as_json: bool, failure: dict[str, Any], text: str) -> NoReturn:
+    """Ends a command that ran and did not succeed."""
+    if as_json:
+        print(msgspec.json.encode({"ok": False, "failure": failure}).decode())
+    print(f"readie-worker: {text}", file=sys.stderr)
+    raise typer.Exit(1)
+
+
+@app.command()
+def restore(
+    *,
+    rootfs: RootfsOption,
+    checkpoint_dir: CheckpointsOption = Path(),
+    generation: Annotated[str, typer.Option(help="The generation that the checkpoint belongs to.")] = "",
+    checkpoint: Annotated[str, typer.Option(help="The checkpoint's id.")] = "",
+    cold: Annotated[bool, typer.Option("--cold", help="Time cold starts instead.")] = False,
+    times: Annotated[int, typer.Option(min=1, max=1000, help="How often.")] = 5,
+    runtime: RuntimeOption = "fork",
+    timeout: TimeoutOption = 300.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Time restores (or cold starts): each starts a sandbox and asks it for one call that imports nothing.
+
+    Seconds are from the order to the sandbox's word that the call's first line runs.
+
+    Example: readie-worker restore --rootfs rootfs --checkpoint-dir checkpoints --generation … --checkpoint checkpoint_1
+    """
+    if cold == bool(checkpoint):
+        raise UsageError("say what to restore", "Give --generation and --checkpoint, or --cold.")
+    spec = None
+    place = checkpoint_dir / generation / checkpoint
+    if not cold:
+        spec = read_spec(place / "checkpoint.json")
+        check_gpu(spec.flavor)
+        if spec.key != (generation, checkpoint):
+            raise BadFile(f"{place / 'checkpoint.json'} is {spec.checkpoint_id} of generation {spec.generation}")
+    with opened(runtime, rootfs) as (running, folder):
+        try:
+            if spec:
+                running.load(spec, place, timeout=timeout)
+            seconds = [time_start(running, spec, folder, timeout=timeout) for _ in range(times)]
+        except (StartFailed, ReadieError) as error:
+            detail = error.detail if isinstance(error, ReadieError) else str(error)
+            fail(as_json, {"kind": "no-result", "detail": detail}, detail)
+    if as_json:
+        print(msgspec.json.encode({"ok": True, "seconds": seconds}).decode())
+    else:
+        print(f"median {statistics.median(seconds):.4f} s of {len(seconds)}: {', '.join(f'{s:.4f}' for s in seconds)}")
+
+
+def time_start(runtime: Runtime, spec: CheckpointSpec | None, folder: Path, *, timeout: float) -> float:
+    """Seconds to ready of a call that does nothing."""
+    version = runtime_version(runtime)
+    call = Call(
+        payload=cloudpickle.dumps((len, ((),), {})),
+        python=version,
+        modules=[],
+        memory=2**62,
+        max_memory=2**62,
+        timeout=timeout,
+        start_timeout=timeout,
+        max_payload=MAX_PAYLOAD,
+    )
+    with Stop() as stop, Folder(folder / f"restore-{uuid4().hex[:12]}") as place:
+        result = run_call(runtime, spec, place, call, Ties(stop=stop), arrived=time.monotonic())
+    if result.outcome != "returned":
+        raise StartFailed(result.problem.detail if result.problem else result.outcome)
+    return result.phases.ready
+
+
+def runtime_version(runtime: Runtime) -> str:
+    return ".".join(runtime.describe().host.python.split(".")[:2])
+
+
+@app.command()
+def serve() -> None:
+    """Run the agent: offer this machine to a router, and run the calls that it places here.
+
+    Settings are environment variables: ROUTER_URL, WORKER_ID, WORKER_FLAVOR, WORKER_MEM_TOTAL, WORKER_GPU_TOTAL,
+    WORKER_MAX_SANDBOXES, WORKER_DIR, WORKER_TOKEN, ROOTFS, CHECKPOINT_DIR, RUNTIME, MAX_PAYLOAD and others that
+    docs/cli.md describes.
+
+    Example: ROOTFS=rootfs CHECKPOINT_DIR=checkpoints readie-worker serve
+    """
+    from worker.agent import serve as run_agent
+
+    run_agent(os.environ)
+
+
+def main() -> None:
+    """Entry of the console script. Known errors become one message: exit 2 for usage, 1 for failure."""
+    try:
+        code = app(standalone_mode=False)
+    except ReadieError as error:
+        print(f"readie-worker: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, UsageError) else 1)
+    except click.ClickException as error:
+        error.show(sys.stderr)
+        sys.exit(2)
+    except (KeyboardInterrupt, click.Abort):
+        print("readie-worker: stopped", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        os._exit(1)  # whoever read the output has gone
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

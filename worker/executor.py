@@ -1,0 +1,605 @@
+"""The executor: what runs inside a sandbox. Standard library only, plus a pinned cloudpickle that lies beside it.
+
+It runs in the root filesystem's own Python, isolated (`-I`), from a folder that holds this file and cloudpickle and
+nothing else. Its baseline, part of every start, is `PRELOAD` and cloudpickle. Three modes:
+
+    describe   prints what this root filesystem is, as JSON
+    cold       a fresh interpreter that serves one call
+    zygote     imports a checkpoint's modules once, then forks a process for each call
+
+A process that serves a call connects to `<folder>/host.sock`; its output goes to the named pipes `<folder>/stdout`
+and `<folder>/stderr`, below the level of Python, so that what C code, child processes and crashes print arrives too.
+Frames on the socket: length of header and of body (4 bytes each, big-endian), the header as JSON, the body.
+
+    executor → hello {protocol, python, pid, rss_bytes}
+    host     → prepare {modules}                       hints: imported by their longest importable prefix
+    executor → prepared {imports_s}
+    host     → call {python, max_payload} + payload    a cloudpickle of (function, args, kwargs)
+    executor → ready {}                                just before the first line of the function
+    executor → result {outcome, run_s, ...} + payload  then it waits for the host to hang up, and ends
+
+The host sends `call` once it may: nothing of the user's is unpickled or run before.
+"""
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import pickle
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, NoReturn
+
+PROTOCOL = 1
+
+#: Standard-library modules of the baseline. Chosen on 70 installed distributions (numpy, pandas, scipy, scikit-learn,
+#: matplotlib, pillow, networkx, sympy, requests, sqlalchemy, pyarrow, duckdb, polars, aiohttp, fastapi, boto3, pydantic
+#: and what they need) under Python 3.11: each imported whole in a fresh interpreter; listed is what two or more of
+#: them loaded and a bare interpreter had not. Private parts are left out where a listed name brings them. Names that
+#: a Python lacks are skipped. Loading the list takes about 0.1 s, and leaves about 15 modules of the standard library,
+#: 6 ms in all, that some single distribution still pulls in.
+PRELOAD = tuple(
+    """
+    _strptime argparse array ast asyncio base64 calendar cmath colorsys concurrent concurrent.futures
+    concurrent.futures.process concurrent.futures.thread contextvars copy csv ctypes ctypes.wintypes dataclasses
+    datetime decimal difflib dis email email.base64mime email.charset email.encoders email.errors
+    email.feedparser email.header email.iterators email.message email.parser email.quoprimime email.utils
+    faulthandler fcntl fileinput fractions gc gettext grp gzip hashlib heapq hmac html html.entities html.parser
+    http http.client http.cookiejar http.cookies importlib.abc importlib.machinery importlib.metadata
+    importlib.resources importlib.util inspect json linecache locale logging mimetypes mmap multiprocessing
+    multiprocessing.connection multiprocessing.context multiprocessing.managers multiprocessing.pool
+    multiprocessing.process multiprocessing.queues multiprocessing.reduction multiprocessing.resource_tracker
+    multiprocessing.shared_memory multiprocessing.spawn multiprocessing.synchronize multiprocessing.util numbers
+    opcode pickle pkgutil platform pprint pwd pydoc pyexpat queue quopri runpy secrets select selectors shlex
+    signal socket ssl string subprocess sysconfig tarfile tempfile textwrap threading timeit token tokenize
+    traceback typing unicodedata unittest urllib.error urllib.parse urllib.request urllib.response uuid weakref
+    xml xml.etree xml.etree.ElementPath xml.etree.ElementTree zipfile zoneinfo
+""".split()
+)  # noqa: SIM905
+
+MAX_HEADER = 4 * 1024 * 1024
+MAX_TEXT = 64 * 1024  # characters of a traceback or a message
+LENGTHS = struct.Struct(">II")
+PAGE = os.sysconf("SC_PAGE_SIZE")
+PDEATHSIG, CHILD_SUBREAPER = 1, 36  # prctl
+
+# Bound here, before any user's module is imported: modules may replace what others look up.
+clock = time.perf_counter
+Socket = socket.socket
+
+Header = dict[str, Any]
+
+
+# ---- frames ----
+
+
+def send_frame(channel: socket.socket, header: Header, body: bytes = b"") -> None:
+    text = json.dumps(header).encode()
+    channel.sendall(LENGTHS.pack(len(text), len(body)) + text)
+    if body:
+        channel.sendall(body)
+
+
+def receive_frame(channel: socket.socket) -> tuple[Header, bytes]:
+    """The next frame. Raises `EOFError` if the other side has hung up."""
+    header_length, body_length = LENGTHS.unpack(_receive(channel, LENGTHS.size))
+    header = json.loads(_receive(channel, header_length))
+    return header, _receive(channel, body_length)
+
+
+def _receive(channel: socket.socket, length: int) -> bytes:
+    data = bytearray(length)
+    view = memoryview(data)
+    while view:
+        count = channel.recv_into(view)
+        if not count:
+            raise EOFError("the other side has hung up")
+        view = view[count:]
+    return bytes(data)
+
+
+def connect(folder: str) -> socket.socket:
+    """A connection to `<folder>/host.sock`, however long the path is (a socket's address has room for 107 bytes)."""
+    channel = Socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    channel.settimeout(None)  # a module may have set another default
+    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    try:
+        channel.connect(f"/proc/self/fd/{descriptor}/host.sock")
+    finally:
+        os.close(descriptor)
+    return channel
+
+
+# ---- the baseline ----
+
+
+def preload() -> list[str]:
+    """Imports the baseline; returns the names of PRELOAD that this Python has."""
+    loaded = []
+    for name in PRELOAD:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+            loaded.append(name)
+    return loaded
+
+
+def anonymous_bytes(pid: int | str = "self") -> int:
+    """Anonymous resident memory of a process: resident minus shared pages, which equals RssAnon."""
+    with open(f"/proc/{pid}/statm", "rb") as file:  # noqa: PTH123 - pathlib is three times slower
+        fields = file.read().split()
+    return (int(fields[1]) - int(fields[2])) * PAGE
+
+
+def threads() -> list[str]:
+    """Names of this process's threads, those of C libraries too."""
+    names = []
+    for thread in os.listdir("/proc/self/task"):  # noqa: PTH208
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/comm") as file:  # noqa: PTH123
+            names.append(file.read().strip())
+    return names
+
+
+def children() -> list[int]:
+    """Process ids of this process's children."""
+    pids = []
+    for thread in os.listdir("/proc/self/task"):  # noqa: PTH208
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/children") as file:  # noqa: PTH123
+            pids += [int(pid) for pid in file.read().split()]
+    return pids
+
+
+def load(name: str) -> None:
+    """Imports `name`, and really: a module that loads at first use (importlib.util.LazyLoader) is used once."""
+    module = importlib.import_module(name)
+    if type(module).__name__ == "_LazyModule":
+        _ = module.__doc__
+
+
+def load_longest(name: str) -> str:
+    """Imports `name`, or else the longest prefix of it that can be imported; returns that ("": none)."""
+    parts = name.split(".")
+    reached = ""
+    if all(part.isidentifier() for part in parts):
+        for length in range(1, len(parts) + 1):
+            prefix = ".".join(parts[:length])
+            if prefix not in sys.modules:
+                try:
+                    importlib.import_module(prefix)
+                except BaseException:  # a hint is only a hint, and SystemExit is a way for an import to fail
+                    break
+            reached = prefix
+    return reached
+
+
+def describe_failure(error: BaseException) -> str:
+    """`X: text` on one line, whatever the exception's own methods do."""
+    name = type_name(error)
+    try:
+        text = " ".join(str(error).split())
+    except BaseException as second:
+        text = f"its text cannot be had: {type(second).__name__}"
+    return (f"{name}: {text}" if text else name)[:MAX_TEXT]
+
+
+def type_name(value: object) -> str:
+    kind = type(value)
+    return (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
+
+
+# ---- a process that serves one call ----
+
+
+class _C:
+    """The few functions of the C library that Python lacks; without ctypes they do nothing."""
+
+    library: Any = None
+
+    @classmethod
+    def load(cls) -> None:
+        with contextlib.suppress(ImportError, OSError):
+            import ctypes
+
+            cls.library = ctypes.CDLL(None)
+
+    @classmethod
+    def prctl(cls, option: int, value: int) -> None:
+        if cls.library is not None:
+            cls.library.prctl(option, value, 0, 0, 0)
+
+    @classmethod
+    def flush(cls) -> None:
+        if cls.library is not None:
+            cls.library.fflush(None)
+
+
+def flush_output() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    _C.flush()
+
+
+def serve_call(folder: str, parent: int | None) -> NoReturn:
+    """Serves one call over `<folder>/host.sock` and ends the process.
+
+    `parent` is the process that started this one, with which it ends; None: whatever started it looks after that.
+    """
+    code = 70  # EX_SOFTWARE: what the host sees if even this function fails
+    try:
+        enter_sandbox(folder, parent)
+        with connect(folder) as channel:
+            talk(channel)
+        code = 0
+    except EOFError:
+        code = 0  # the host hung up: it wants no answer any more
+    except BaseException:
+        with contextlib.suppress(BaseException):
+            traceback.print_exc()
+    finally:
+        with contextlib.suppress(BaseException):
+            flush_output()
+        os._exit(code)
+
+
+def end_with(parent: int | None) -> None:
+    """Has the kernel end this process when its parent ends. Raises `EOFError` if that has happened already."""
+    if parent is not None:
+        _C.prctl(PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            raise EOFError("the parent ended first")
+
+
+def enter_sandbox(folder: str, parent: int | None) -> None:
+    """Makes this process the sandbox: its own output, folder, temporary files."""
+    end_with(parent)
+    # Processes that detach from their parent stay below this one, where the host finds and ends them.
+    _C.prctl(CHILD_SUBREAPER, 1)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123
+        file.write("1000")  # if the machine runs out of memory, a sandbox goes before the agent
+    null = os.open("/dev/null", os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    for target, name in ((1, "stdout"), (2, "stderr")):
+        pipe = os.open(f"{folder}/{name}", os.O_WRONLY | os.O_NONBLOCK)  # fails at once if nobody listens
+        os.set_blocking(pipe, True)
+        os.dup2(pipe, target)
+        os.close(pipe)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    os.chdir(f"{folder}/work")
+    os.environ["HOME"] = f"{folder}/work"
+    os.environ["TMPDIR"] = f"{folder}/tmp"  # noqa: S108
+    with contextlib.suppress(KeyError):
+        sys.modules["tempfile"].tempdir = None  # type: ignore[attr-defined]
+
+
+def talk(channel: socket.socket) -> None:
+    """The sandbox's side of the protocol."""
+    pid = os.getpid()
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    send_frame(
+        channel,
+        {"type": "hello", "protocol": PROTOCOL, "python": version, "pid": pid, "rss_bytes": anonymous_bytes()},
+    )
+    body = b""
+    while True:
+        header, body = receive_frame(channel)
+        if header["type"] == "call":
+            break
+        started = clock()
+        gc.disable()
+        for name in header["modules"]:
+            load_longest(name)
+        gc.enable()
+        send_frame(channel, {"type": "prepared", "imports_s": clock() - started})
+    if header["python"] != version:
+        # Pickled code objects of another version would not fail, but misbehave.
+        answer: Header = {"outcome": "failed", "slug": "python-mismatch"}
+        answer["detail"] = f"the caller runs Python {header['python']}, the root filesystem has {version}"
+        payload = b""
+    else:
+        answer, payload = run_payload(body, header["max_payload"], lambda: send_frame(channel, {"type": "ready"}))
+    if os.getpid() != pid:
+        os._exit(0)  # the function forked and the copy returned too: only the original answers
+    flush_output()
+    send_frame(channel, {"type": "result", **answer}, payload)
+    channel.recv(1)  # the host hangs up, or ends this process with all that it started
+
+
+def run_payload(payload: bytes, limit: int, ready: Callable[[], None]) -> tuple[Header, bytes]:
+    """Unpickles and runs a call; the result's header and payload. Whatever the function raises is a result."""
+    started = clock()
+    try:
+        function, args, kwargs = pickle.loads(payload)
+        del payload
+        ready()
+        started = clock()
+        value = function(*args, **kwargs)
+        if sys.modules["inspect"].iscoroutine(value):
+            value = sys.modules["asyncio"].run(value)
+        run_s = clock() - started
+    except BaseException as error:
+        run_s = clock() - started
+        answer, body = pickle_exception(error, limit)
+        return {**answer, "run_s": run_s}, body
+    answer = {"outcome": "returned", "run_s": run_s}
+    try:
+        body = dump(value)
+    except BaseException as error:
+        detail = f"a value of type {type_name(value)} cannot be pickled: {describe_failure(error)}"
+        return {"outcome": "failed", "slug": "bad-result", "detail": detail, "run_s": run_s}, b""
+    if len(body) > limit:
+        detail = f"a value of type {type_name(value)} takes {len(body)} bytes, MAX_PAYLOAD is {limit}"
+        return {"outcome": "failed", "slug": "result-too-large", "detail": detail, "run_s": run_s}, b""
+    return answer, body
+
+
+def pickle_exception(error: BaseException, limit: int) -> tuple[Header, bytes]:
+    """An exception as a result: its type, text and traceback always; its pickle if the other side can load it."""
+    frames = error.__traceback__.tb_next if error.__traceback__ else None  # the first frame is the executor's
+    try:
+        lines = traceback.format_exception(type(error), error.with_traceback(frames), frames)
+        text = "".join(lines)
+    except BaseException:
+        text = describe_failure(error)
+    if len(text) > MAX_TEXT:
+        text = text[: MAX_TEXT // 2] + "\n  ...\n" + text[-MAX_TEXT // 2 :]
+    detail = describe_failure(error)
+    answer = {"outcome": "raised", "kind": type_name(error), "traceback": text}
+    answer["detail"] = detail.removeprefix(answer["kind"]).removeprefix(": ")
+    try:
+        body = dump(error)
+        pickle.loads(body)  # some exceptions pickle, and then cannot be made again from their arguments
+    except BaseException:
+        body = b""
+    return answer, body if len(body) <= limit else b""
+
+
+def dump(value: object) -> bytes:
+    dumped: bytes = sys.modules["cloudpickle"].dumps(value)
+    return dumped
+
+
+def renew_state() -> None:
+    """Gives a clone what clones must not share: random numbers, keys, names of temporary files."""
+    modules = sys.modules
+    renewals: list[Callable[[], object]] = []
+    if "random" in modules:
+        renewals.append(modules["random"].seed)
+    if "numpy.random" in modules:
+        renewals.append(modules["numpy.random"].seed)
+    if "multiprocessing.process" in modules:
+        process = modules["multiprocessing.process"].current_process()
+        renewals.append(lambda: setattr(process, "authkey", os.urandom(32)))
+    if "tempfile" in modules:
+        renewals.append(lambda: setattr(modules["tempfile"], "_name_sequence", None))
+    if "uuid" in modules:
+        renewals.append(lambda: setattr(modules["uuid"], "_last_timestamp", None))
+    for renew in renewals:
+        with contextlib.suppress(Exception):  # a module may have replaced any of this
+            renew()
+
+
+# ---- the zygote ----
+
+
+def run_zygote(control: socket.socket, canonical: Sequence[str], ballast_mb: float) -> NoReturn:
+    """Imports `canonical`, says what came of it, then forks a sandbox for each request until the host hangs up.
+
+    Messages on `control` (SOCK_SEQPACKET, one JSON object each):
+    ready {base_bytes, bytes, threads, seconds} or failed {kind, detail}; fork {folder} → forked {pid} with a
+    descriptor of the process, and exited {pid, status} once it and all of its process group have ended.
+    """
+    signals = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    started = clock()
+    base_bytes = anonymous_bytes()
+    for name in canonical:
+        try:
+            load(name)
+        except BaseException as error:
+            detail = f"import {name}: {describe_failure(error)}"
+            _send(control, {"type": "failed", "kind": "raised", "detail": detail, "traceback": _tail()})
+            os._exit(1)
+    # Written, not only reserved: untouched pages would cost a fork nothing.
+    ballast = bytearray(b"\x01") * int(ballast_mb * 1_000_000)
+    seconds = clock() - started
+    names, pids = threads(), children()
+    if pids:
+        _send(control, {"type": "failed", "kind": "processes", "detail": f"importing started {len(pids)} process(es)"})
+        os._exit(1)
+    if len(names) > 1:
+        detail = f"{len(names)} threads after importing: {', '.join(sorted(names))}"
+        _send(control, {"type": "failed", "kind": "threads", "detail": detail, "threads": len(names)})
+        os._exit(1)
+    flush_output()
+    gc.freeze()  # a collection in a clone would else write to, and so copy, every page with objects on it
+    facts = {"base_bytes": base_bytes, "bytes": anonymous_bytes(), "threads": len(names), "seconds": seconds}
+    _send(control, {"type": "ready", "ballast": len(ballast), **facts})
+    serve_forks(control, signals)
+
+
+def _tail() -> str:
+    return traceback.format_exc()[-8000:]
+
+
+def _send(control: socket.socket, message: Header, descriptors: Sequence[int] = ()) -> None:
+    socket.send_fds(control, [json.dumps(message).encode()], list(descriptors))
+
+
+def serve_forks(control: socket.socket, signals: dict[Any, Any]) -> NoReturn:
+    """The zygote's loop. A sandbox's process group ends with its first process: nothing of it stays behind."""
+    import select
+
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    pids: dict[int, int] = {}  # descriptor → process id
+    zygote = os.getpid()
+    try:
+        while True:
+            for ready, _ in poll.poll():
+                if ready in pids:
+                    poll.unregister(ready)
+                    os.close(ready)
+                    pid = pids.pop(ready)
+                    _send(control, {"type": "exited", "pid": pid, "status": reap_group(pid)})
+                    continue
+                message = control.recv(65536)
+                if not message:
+                    os._exit(0)  # the host has ended or wants no more: so do the sandboxes (PDEATHSIG)
+                folder = json.loads(message)["folder"]
+                pid = os.fork()
+                if pid == 0:
+                    control.close()
+                    for other in pids:
+                        os.close(other)
+                    start_clone(folder, zygote, signals)
+                descriptor = os.pidfd_open(pid)
+                pids[descriptor] = pid
+                poll.register(descriptor, select.POLLIN)
+                _send(control, {"type": "forked", "pid": pid}, [descriptor])
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def start_clone(folder: str, parent: int, signals: dict[Any, Any]) -> NoReturn:
+    """What a fresh fork does first: it leaves the zygote's session and handlers, and renews what clones must not share."""
+    try:
+        os.setsid()
+        for number, handler in signals.items():
+            if signal.getsignal(number) is not handler:
+                with contextlib.suppress(OSError, ValueError, TypeError):
+                    signal.signal(number, handler)
+        gc.enable()
+        renew_state()
+        serve_call(folder, parent)
+    finally:
+        os._exit(70)
+
+
+def reap_group(pid: int) -> int:
+    """Ends what is left of an ended process's group, then reaps the process itself; its wait status.
+
+    In this order: as long as the process is not reaped, no other can have its number.
+    """
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    return os.waitpid(pid, 0)[1]
+
+
+# ---- what this root filesystem is ----
+
+
+def describe() -> Header:
+    """Python version, PEP 508 marker environment, digest of the installed distributions, and what was preloaded."""
+    import hashlib
+    import platform
+
+    version = platform.python_version()
+    implementation = sys.implementation
+    number = implementation.version
+    release = f"{number.major}.{number.minor}.{number.micro}"
+    if number.releaselevel != "final":
+        release += number.releaselevel[0] + str(number.serial)
+    markers = {
+        "implementation_name": implementation.name,
+        "implementation_version": release,
+        "os_name": os.name,
+        "platform_machine": platform.machine(),
+        "platform_release": platform.release(),
+        "platform_system": platform.system(),
+        "platform_version": platform.version(),
+        "platform_python_implementation": platform.python_implementation(),
+        "python_full_version": version,
+        "python_version": ".".join(platform.python_version_tuple()[:2]),
+        "sys_platform": sys.platform,
+    }
+    digest = hashlib.sha256(f"{sys.version}\n".encode())
+    for entry in sorted(set(installed())):
+        digest.update("\t".join(entry).encode("utf-8", "surrogateescape") + b"\n")
+    with open("/proc/self/status") as file:  # noqa: PTH123
+        source = "RssAnon" if "\nRssAnon:" in file.read() else "VmRSS"
+    return {
+        "python": version,
+        "markers": markers,
+        "rootfs_digest": digest.hexdigest(),
+        "preload": [name for name in PRELOAD if name in sys.modules],
+        "memory_source": source,
+    }
+
+
+def installed() -> list[tuple[str, str]]:
+    """(folder name, SHA-256 of its RECORD) of every distribution on the path, and path files with their content.
+
+    The folder's name is the distribution's name and version. Reading no metadata keeps this to milliseconds.
+    """
+    import hashlib
+
+    found = []
+    for path in sys.path:
+        if not os.path.isdir(path):  # noqa: PTH112
+            continue
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if not entry.name.endswith((".dist-info", ".egg-info", ".pth", ".egg-link")):
+                    continue
+                digest = ""
+                for name in ("/RECORD", "/METADATA", "/PKG-INFO", ""):
+                    with contextlib.suppress(OSError), open(entry.path + name, "rb") as file:  # noqa: PTH123
+                        digest = hashlib.sha256(file.read()).hexdigest()
+                        break
+                found.append((entry.name, digest))
+    return found
+
+
+# ---- start ----
+
+
+def start(bundle: str) -> None:
+    """Loads the baseline. cloudpickle comes from `bundle` whatever the root filesystem has; later imports find it last."""
+    gc.disable()  # collections in the middle of imports cost a tenth of their time, and land anywhere
+    if bundle not in sys.path:
+        sys.path.insert(0, bundle)
+    importlib.import_module("cloudpickle")
+    sys.path.remove(bundle)
+    sys.path.append(bundle)
+    preload()
+    _C.load()
+
+
+def main() -> None:
+    """Entry: `python -I -c "…" <bundle> <mode> <options as JSON>`."""
+    bundle, mode, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+    sys.argv = [""]
+    start(bundle)
+    if mode == "describe":
+        print(json.dumps(describe()))
+    elif mode == "cold":
+        gc.enable()
+        serve_call(options["folder"], options["parent"])
+    elif mode == "zygote":
+        control = Socket(fileno=options["control"])
+        run_zygote(control, options["canonical"], options["ballast_mb"])
+    elif mode == "probe":
+        importlib.import_module("readie_probe").run(options, sys.modules[__name__])
+    else:
+        raise SystemExit(f"no mode {mode!r}")
+
+
+def loaded_from(module: ModuleType) -> str | None:
+    """The file of a module, read without waking one that loads at first use."""
+    spec = object.__getattribute__(module, "__dict__").get("__spec__")
+    origin = getattr(spec, "origin", None)
+    return origin if isinstance(origin, str) and getattr(spec, "has_location", False) else None

@@ -1,0 +1,438 @@
+"""The `fork` runtime: a zygote for each checkpoint, which has imported it and forks for each call.
+
+Milliseconds, and no isolation: sandboxes are ordinary processes of the worker's user, with its network and its files.
+For development, and for code that is trusted.
+
+Zygotes and cold starts get the same environment: numeric libraries use one thread, because a process that has threads
+cannot be forked safely. Clones keep that environment; a function that wants more threads says so to its library
+(`threadpoolctl`, `torch.set_num_threads`).
+"""
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import os
+import queue
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from readie.errors import RuntimeUnavailable
+from readie.manifest import Host
+from readie.units import MB
+from worker import executor
+from worker.executor import Header, anonymous_bytes, reap_group
+from worker.runtime import CheckpointSpec, Description, Folder, Saved, SaveFailed, StartFailed, remove_tree, write_spec
+
+RUNTIME_VERSION = "1"  # of this file's way to fork
+END_S = 5.0  # how long ending a process may take
+
+#: What sandboxes find in their environment, besides PATH, HOME, TMPDIR and XDG_CACHE_HOME. Nothing of the worker's own
+#: environment, where its tokens are.
+ENVIRONMENT = {
+    "LANG": "C.UTF-8",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "NUMEXPR_NUM_THREADS": "1",
+    "VECLIB_MAXIMUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow's allocator would else start a thread
+}
+BOOT = "import sys; sys.path.insert(0, sys.argv[1]); import readie_executor; readie_executor.main()"
+
+
+class ForkRuntime:
+    """Sandboxes as processes of the Python at `<rootfs>/bin/python`. `folder` is for what it needs while it runs."""
+
+    def __init__(self, rootfs: Path, folder: Path) -> None:
+        self.rootfs = rootfs.absolute()
+        self.python = self.rootfs / "bin" / "python"
+        if not os.access(self.python, os.X_OK):
+            raise RuntimeUnavailable(
+                f"{self.python} is not an executable",
+                "ROOTFS (--rootfs) is a folder with its own Python at bin/python, such as a virtual environment.",
+            )
+        self.folder = folder
+        self.bundle = make_bundle(folder / "bundle", self.python)
+        self.cache = self.rootfs / "var" / "cache"
+        if not self.cache.is_dir():
+            self.cache = folder / "cache"
+            self.cache.mkdir(exist_ok=True)
+        self.zygotes: dict[tuple[str, str], Zygote] = {}
+
+    def environment(self, home: Path) -> dict[str, str]:
+        """The environment of a process whose folder is `home`."""
+        return ENVIRONMENT | {
+            "PATH": f"{self.rootfs / 'bin'}:/usr/local/bin:/usr/bin:/bin",
+            "HOME": str(home),
+            "TMPDIR": str(home),
+            # Shared: what libraries compute once and keep, such as matplotlib's list of fonts. The root filesystem's
+            # own if it has one.
+            "XDG_CACHE_HOME": str(self.cache),
+        }
+
+    def popen(
+        self,
+        mode: str,
+        options: Header,
+        folder: Path,
+        *,
+        output: int | IO[bytes] = subprocess.DEVNULL,
+        stdout: int | None = None,
+        descriptors: Sequence[int] = (),
+    ) -> "subprocess.Popen[bytes]":
+        """Starts the executor in a process group of its own, with `folder` as its directory."""
+        return subprocess.Popen(
+            [self.python, "-I", "-B", "-c", BOOT, str(self.bundle), mode, json.dumps(options)],
+            stdin=subprocess.DEVNULL,
+            stdout=output if stdout is None else stdout,
+            stderr=output,
+            cwd=folder,
+            env=self.environment(folder),
+            pass_fds=descriptors,
+            start_new_session=True,
+        )
+
+    def describe(self) -> Description:
+        process = self.popen("describe", {}, self.folder, stdout=subprocess.PIPE, output=subprocess.PIPE)
+        try:
+            output, errors = process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, errors = process.communicate()
+        if process.returncode:
+            last = (errors.decode(errors="replace").strip().splitlines() or ["no output"])[-1]
+            raise RuntimeUnavailable(
+                f"{self.python} cannot run the executor: {last}",
+                "ROOTFS (--rootfs) needs a working Python 3.11 or later at bin/python.",
+            )
+        found = msgspec.json.decode(output, type=dict[str, Any])
+        host = Host(
+            runtime="fork",
+            runtime_version=RUNTIME_VERSION,
+            python=found["python"],
+            protocol=executor.PROTOCOL,
+            fingerprint=fingerprint(self.bundle),
+            rootfs_digest=found["rootfs_digest"],
+            cpu_features=cpu_features(),
+        )
+        return Description(
+            host=host, markers=found["markers"], preload=found["preload"], memory_source=found["memory_source"]
+        )
+
+    def save(self, spec: CheckpointSpec, folder: Path, *, timeout: float) -> Saved:
+        zygote = Zygote(self, spec, timeout=timeout)
+        try:
+            folder.mkdir(parents=True)
+            write_spec(folder, spec)
+            return Saved(
+                measured_mb=round((zygote.bytes - zygote.base_bytes) / MB, 3), seconds=zygote.seconds, threads=1
+            )
+        finally:
+            zygote.close()
+
+    def load(self, spec: CheckpointSpec, folder: Path, *, timeout: float) -> int:  # noqa: ARG002 - the zygote is all
+        self.unload(spec)
+        try:
+            zygote = Zygote(self, spec, timeout=timeout)
+        except SaveFailed as error:
+            raise StartFailed(f"its zygote could not be started: {error.detail}") from error
+        self.zygotes[spec.key] = zygote
+        return zygote.bytes
+
+    def unload(self, spec: CheckpointSpec) -> None:
+        zygote = self.zygotes.pop(spec.key, None)
+        if zygote:
+            zygote.close()
+
+    def start(self, spec: CheckpointSpec | None, folder: Folder) -> "ForkSandbox":
+        if spec is None:
+            return self.start_cold("cold", {}, folder)
+        zygote = self.zygotes.get(spec.key)
+        if zygote is None:
+            raise StartFailed("its zygote is not running")
+        return zygote.fork(folder)
+
+    def start_probe(self, options: Header, folder: Folder) -> "ForkSandbox":
+        return self.start_cold("probe", options, folder)
+
+    def start_cold(self, mode: str, options: Header, folder: Folder) -> "ForkSandbox":
+        # The kernel tells a process that its parent has ended when the *thread* that started it ends: calls are run
+        # by the thread that starts their sandbox.
+        options = {**options, "folder": str(folder.path), "parent": os.getpid()}
+        try:
+            process = self.popen(mode, options, folder.path / "work")
+        except OSError as error:
+            raise StartFailed(f"{self.python} could not be started: {error}") from error
+        descriptor = os.pidfd_open(process.pid)
+        status: Future[int | None] = Future()
+
+        def reap() -> None:
+            status.set_result(reap_group(process.pid))
+            process.wait()
+
+        return ForkSandbox(process.pid, descriptor, status, reap)
+
+    def close(self) -> None:
+        for zygote in self.zygotes.values():
+            zygote.close()
+        self.zygotes.clear()
+
+
+def make_bundle(folder: Path, python: Path) -> Path:
+    """A folder with the executor, the probe and cloudpickle, and nothing else of the worker's environment.
+
+    Compiled by the Python that will run it: sandboxes write no byte code, so each start would compile it again.
+    """
+    remove_tree(folder)
+    folder.mkdir(parents=True)
+    here = Path(__file__).parent
+    shutil.copy(here / "executor.py", folder / "readie_executor.py")
+    shutil.copy(here / "probe.py", folder / "readie_probe.py")
+    spec = importlib.util.find_spec("cloudpickle")
+    if spec is None or spec.origin is None:
+        raise RuntimeUnavailable("cloudpickle is not installed beside the worker", "Install readie[worker] again.")
+    source = Path(spec.origin).parent
+    shutil.copytree(source, folder / "cloudpickle", ignore=shutil.ignore_patterns("__pycache__"))
+    compiler = [str(python), "-I", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", str(folder)]
+    subprocess.run(
+        compiler, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+    )
+    return folder
+
+
+def fingerprint(bundle: Path) -> str:
+    """SHA-256 over everything that makes a sandbox what it is: executor (with its preload list), cloudpickle, environment.
+
+    The probe is left out: it is in no sandbox that runs calls.
+    """
+    digest = hashlib.sha256(json.dumps(ENVIRONMENT, sort_keys=True).encode())
+    for file in sorted(bundle.rglob("*.py")):
+        if file.name != "readie_probe.py":
+            digest.update(f"\n{file.relative_to(bundle)}\n".encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+def cpu_features() -> str:
+    """SHA-256 of the processor's sorted feature flags."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    flags = next((line for line in lines if line.lower().startswith(("flags", "features"))), ":")
+    return hashlib.sha256(" ".join(sorted(flags.partition(":")[2].split())).encode()).hexdigest()
+
+
+# ---- processes ----
+
+
+@dataclass
+class ForkSandbox:
+    """A sandbox that is a process with its descendants. `status` is its wait status (None: not to be had).
+
+    `reap` waits for the process to end, for one that is this process's own child; a zygote reaps its own.
+    """
+
+    pid: int
+    exit_descriptor: int
+    status: "Future[int | None]"
+    reap: Callable[[], None] | None = None
+    ended: bool = False
+
+    def memory(self, *, exact: bool = False) -> int:
+        used = 0
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            used = anonymous_bytes(self.pid)
+            for pid in descendants(self.pid):
+                with contextlib.suppress(OSError, ValueError, IndexError):
+                    used += private_bytes(pid) if exact else anonymous_bytes(pid)
+        return used
+
+    def ending(self) -> str:
+        if not self.wait_exit(2.0):
+            return ""
+        try:
+            if self.reap and not self.status.done():
+                self.reap()
+            status = self.status.result(2.0)
+        except FutureTimeoutError:
+            status = None
+        return describe_status(status)
+
+    def wait_exit(self, timeout: float) -> bool:
+        poll = select.poll()
+        poll.register(self.exit_descriptor, select.POLLIN)
+        return bool(poll.poll(timeout * 1000))
+
+    def end(self) -> None:
+        if self.ended:
+            return
+        self.ended = True
+        end_tree(self.pid, self.exit_descriptor)
+        if self.wait_exit(END_S):
+            if self.reap and not self.status.done():
+                self.reap()
+            with contextlib.suppress(FutureTimeoutError):
+                self.status.result(END_S)
+        os.close(self.exit_descriptor)
+
+
+def end_tree(pid: int, descriptor: int) -> None:
+    """Ends a process, by its descriptor, and all of its descendants, whatever process group they moved to."""
+    try:
+        signal.pidfd_send_signal(descriptor, signal.SIGSTOP)  # it starts no more while they are counted
+        for child in reversed(descendants(pid)):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(child, signal.SIGKILL)
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # it has ended and was reaped, with its group
+
+
+def descendants(pid: int) -> list[int]:
+    """Process ids of everything below `pid`, parents first."""
+    found = []
+    waiting = [pid]
+    while waiting:
+        parent = waiting.pop()
+        with contextlib.suppress(OSError):
+            for task in os.listdir(f"/proc/{parent}/task"):  # noqa: PTH208 - twenty times a second for each sandbox
+                with contextlib.suppress(OSError), open(f"/proc/{parent}/task/{task}/children", "rb") as file:  # noqa: PTH123
+                    pids = [int(child) for child in file.read().split()]
+                found += pids
+                waiting += pids
+    return found
+
+
+def private_bytes(pid: int) -> int:
+    """Memory that only this process has: what a forked child still shares with its parent is not counted again."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty:")) * 1024
+
+
+def describe_status(status: int | None) -> str:
+    """A wait status in words."""
+    if status is None:
+        return "an unknown exit code"
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            return signal.Signals(number).name
+        except ValueError:
+            return f"signal {number}"
+    return f"exit code {os.waitstatus_to_exitcode(status)}"
+
+
+# ---- zygotes ----
+
+
+class Zygote:
+    """A process that has imported a checkpoint's canonical modules. Raises `SaveFailed` where that is not possible.
+
+    `bytes` is its memory (RssAnon), `base_bytes` what it was before it imported anything, `seconds` the importing.
+    """
+
+    def __init__(self, runtime: ForkRuntime, spec: CheckpointSpec, *, timeout: float) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="zygote-", dir=runtime.folder))
+        self.lock = threading.Lock()  # one fork at a time
+        self.forked: queue.SimpleQueue[ForkSandbox | None] = queue.SimpleQueue()
+        self.statuses: dict[int, Future[int | None]] = {}
+        self.dead = False
+        self.reader: threading.Thread | None = None
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        options = {"control": theirs.fileno(), "canonical": spec.canonical, "ballast_mb": spec.ballast_mb}
+        try:
+            with theirs, (self.folder / "output").open("wb") as output:
+                self.process = runtime.popen(
+                    "zygote", options, self.folder, output=output, descriptors=[theirs.fileno()]
+                )
+        except OSError as error:
+            self.control.close()
+            remove_tree(self.folder)
+            raise SaveFailed("raised", f"{runtime.python} could not be started: {error}") from error
+        try:
+            ready = self._await_ready(timeout)
+        except BaseException:
+            self.close()
+            raise
+        self.bytes: int = ready["bytes"]
+        self.base_bytes: int = ready["base_bytes"]
+        self.seconds: float = ready["seconds"]
+        self.reader = threading.Thread(target=self._read, name=f"zygote {spec.checkpoint_id}", daemon=True)
+        self.reader.start()
+
+    def _await_ready(self, timeout: float) -> Header:
+        self.control.settimeout(timeout)
+        try:
+            message = self.control.recv(1024 * 1024)
+        except TimeoutError:
+            raise SaveFailed("timeout", f"importing took longer than {timeout:g} s") from None
+        self.control.settimeout(None)
+        if not message:
+            ending = describe_status(reap_group(self.process.pid))
+            self.process.wait()
+            kind = "signal" if ending.startswith("SIG") else "exit"
+            raise SaveFailed(kind, f"importing ended the process with {ending}")
+        answer: Header = json.loads(message)
+        if answer["type"] == "failed":
+            raise SaveFailed(answer["kind"], answer["detail"])
+        return answer
+
+    def fork(self, folder: Folder) -> ForkSandbox:
+        """A clone that will connect to `folder`. Raises `StartFailed` if the zygote has ended."""
+        with self.lock:
+            try:
+                self.control.send(json.dumps({"folder": str(folder.path)}).encode())
+                forked = self.forked.get(timeout=10)
+            except (OSError, queue.Empty):
+                forked = None
+            if forked is None:
+                self.dead = True
+                raise StartFailed("its zygote has ended")
+            return forked
+
+    def _read(self) -> None:
+        """Hears of clones that started and ended, until the zygote ends."""
+        while True:
+            try:
+                message, descriptors, _, _ = socket.recv_fds(self.control, 65536, 1)
+            except OSError:
+                message, descriptors = b"", []
+            if not message:
+                break
+            event = json.loads(message)
+            if event["type"] == "forked":
+                pid = event["pid"]
+                self.statuses[pid] = Future()
+                self.forked.put(ForkSandbox(pid, descriptors[0], self.statuses[pid]))
+            else:
+                self.statuses.pop(event["pid"]).set_result(event["status"])
+        self.dead = True
+        self.forked.put(None)
+        for status in tuple(self.statuses.values()):
+            status.set_result(None)
+
+    def close(self) -> None:
+        """Ends the zygote and its clones."""
+        with contextlib.suppress(OSError):
+            self.control.shutdown(socket.SHUT_RDWR)
+        if self.process.returncode is None:
+            descriptor = os.pidfd_open(self.process.pid)
+            end_tree(self.process.pid, descriptor)
+            os.close(descriptor)
+            reap_group(self.process.pid)
+            self.process.wait()
+        if self.reader:
+            self.reader.join(END_S)
+        self.control.close()
+        remove_tree(self.folder)
