@@ -61,9 +61,7 @@ class RootFilesystem:
 
     def _owner_of_name(self, module: str) -> str | None:
         top = module.partition(".")[0]
-        if top in self.stdlib:
-            return None
-        if module in self.namespaces:
+        if top in self.stdlib or module in self.namespaces:
             return None
         owner = _longest(self.modules, module)
         if owner is None and top not in self.namespaces:
@@ -189,12 +187,10 @@ def _resolve(rootfs: Path, listing: _Listing) -> RootFilesystem:
     modules, relative_paths = _own_modules(files, listing, records)
     for path in listing.namespace_inits:
         files.pop(path, None)
-    parents = {name[:dot] for name in modules for dot in range(len(name)) if name[dot] == "."}
     top_level_owners: dict[str, str] = {}
     editable_owners: dict[str, str] = {}
     roots: dict[str, str | None] = dict.fromkeys([*listing.path, *listing.stdlib_folders], None)
     top_levels: dict[str, set[str]] = {name: set() for name in versions}
-    namespaces = frozenset(parents - modules.keys())
     places = {record.place for record in listing.distributions}
     for name, record in records:
         for top in record.top_level:
@@ -216,6 +212,9 @@ def _resolve(rootfs: Path, listing: _Listing) -> RootFilesystem:
             roots.setdefault(record.editable.project, name)
         if record.files is None and not any((record.editable.folders, record.editable.mapping)):
             top_levels[name].update(_unrecorded(name, record, listing, modules, top_level_owners))
+    parents = {parent for module in chain(modules, editable_owners) for parent in _parents(module)}
+    # A folder without __init__.py inside a package belongs to the package.
+    namespaces = {name for name in parents if not _longest(modules, name) and not _longest(editable_owners, name)}
     for module, owner in modules.items():
         if not any(parent in modules for parent in _parents(module)):
             top_levels[owner].add(module)
@@ -230,7 +229,7 @@ def _resolve(rootfs: Path, listing: _Listing) -> RootFilesystem:
         warnings=tuple(warnings),
         stdlib=frozenset(listing.stdlib),
         modules=modules,
-        namespaces=namespaces,
+        namespaces=frozenset(namespaces),
         files=files,
         relative_paths=relative_paths,
         top_level_owners=top_level_owners,

@@ -13,7 +13,6 @@ import platform
 import sys
 import sysconfig
 import urllib.parse
-import urllib.request
 from email.parser import HeaderParser
 from pathlib import Path
 from typing import Any
@@ -94,7 +93,7 @@ def editable(folder: Path, files: list[Path]) -> dict[str, Any]:
         direct = json.loads(read_text(folder / "direct_url.json") or "{}")
         url = urllib.parse.urlsplit(direct["url"])
         if direct["dir_info"].get("editable") is True and url.scheme == "file":
-            project = os.path.normpath(urllib.request.url2pathname(url.path))
+            project = os.path.normpath(urllib.parse.unquote(url.path))
     except (ValueError, KeyError, TypeError, AttributeError):
         pass  # not installed from a folder
     return {"folders": folders, "mapping": mapping, "project": project}
