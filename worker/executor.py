@@ -45,8 +45,7 @@ PROTOCOL = 1
 #: them loaded and a bare interpreter had not. Private parts are left out where a listed name brings them. Names that
 #: a Python lacks are skipped. Loading the list takes about 0.1 s, and leaves about 15 modules of the standard library,
 #: 6 ms in all, that some single distribution still pulls in.
-PRELOAD = tuple(
-    """
+STANDARD_MODULES = """
     _strptime argparse array ast asyncio base64 calendar cmath colorsys concurrent concurrent.futures
     concurrent.futures.process concurrent.futures.thread contextvars copy csv ctypes ctypes.wintypes dataclasses
     datetime decimal difflib dis email email.base64mime email.charset email.encoders email.errors
@@ -61,8 +60,8 @@ PRELOAD = tuple(
     signal socket ssl string subprocess sysconfig tarfile tempfile textwrap threading timeit token tokenize
     traceback typing unicodedata unittest urllib.error urllib.parse urllib.request urllib.response uuid weakref
     xml xml.etree xml.etree.ElementPath xml.etree.ElementTree zipfile zoneinfo
-""".split()
-)  # noqa: SIM905
+"""
+PRELOAD = tuple(STANDARD_MODULES.split())
 
 MAX_HEADER = 4 * 1024 * 1024
 MAX_TEXT = 64 * 1024  # characters of a traceback or a message
