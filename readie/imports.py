@@ -522,7 +522,7 @@ class _Function:
 
     def chain(self, use: str, value: object, attributes: list[str], label: str) -> str:
         """Takes down what a chain such as `np.linalg.norm` says; returns the full name of what it ends with."""
-        if isinstance(value, _Imported):
+        if type(value) is _Imported:  # isinstance would wake a lazy module
             self.names.update(follow(name, attributes) for name in value.names)
             return max(".".join([name, *attributes]) for name in value.names)
         if issubclass(type(value), types.ModuleType):
