@@ -229,6 +229,10 @@ _AUTOMAGICS |= {"pwd", "rm", "run", "uv"}
 _MAGIC = re.compile(r"\s*(%%?)\s*([\w.]+)[ \t]*(.*)", re.DOTALL)
 _PROMPT = re.compile(r"\s*(?:>>>|In \[\d+\]:)(?:\s|$)")
 _CONTINUED_PROMPT = re.compile(r"\s*(?:>>>|\.\.\.:?|In \[\d+\]:)(?: |$)")
+#: Options before a magic's statement; of some, the next word is the value.
+_OPTIONS = re.compile(r"(?:(?:-[nrlsTDfmp]\s*\S+|-\w+)(?:\s+|$))*")
+#: `files = !ls`, `rows = %sql SELECT 1`
+_MAGIC_VALUE = re.compile(r"""((?:[^='"#]|'[^']*'|"[^"]*")+?)\s*=\s*[!%]""")
 _TOKEN = re.compile(r'#.*|"""|\'\'\'|"(?:\\.|[^"\\])*"?|\'(?:\\.|[^\'\\])*\'?|[()\[\]{}]')
 _CLOSING = {'"""': re.compile(r'(?:\\.|[^\\])*?"""'), "'''": re.compile(r"(?:\\.|[^\\])*?'''")}
 
@@ -323,19 +327,18 @@ def _python_of_magic(statement: str) -> str | None:
     depth, quote, code = _scan(text)
     if not depth and not quote and code.rstrip().endswith("?"):
         return "pass"
-    target, _, value = text.partition("=")
-    if value.lstrip().startswith(("!", "%")):
-        return f"{target.rstrip()} = None"
+    value = _MAGIC_VALUE.match(text[:1000])  # the match may try every place
+    if value is not None:
+        return f"{value[1]} = None"
     if text.partition(" ")[0] in _AUTOMAGICS and not _is_python(text):
         return "pass"
     return None
 
 
 def _statement(line: str) -> str:
-    """The statement that `%timeit -n 10 import numpy` runs: what is left without the options and can be parsed."""
-    words = list(re.finditer(r"\S+", line))[:12]
-    rests = (line[word.start() :] for word in words if not word[0].startswith("-"))
-    return next((rest for rest in rests if _is_python(rest)), "")
+    """The statement that `%timeit -n 10 import numpy` runs, without the options; "" where there is none."""
+    statement = _OPTIONS.sub("", line, count=1)
+    return statement if _is_python(statement) else ""
 
 
 # Markdown

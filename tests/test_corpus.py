@@ -1,0 +1,464 @@
+"""DESIGN §9, corpus: import sets of example code on disk, found without running it."""
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.corpus import (
+    MAX_FILE,
+    Corpus,
+    ImportSet,
+    collect_corpus,
+    python_of_cell,
+    read_corpus,
+    write_corpus,
+)
+from readie.errors import BadFile
+
+# One broken cell, magics in every style, source as text and as lines (K01).
+NOTEBOOK: list[tuple[str, str | list[str]]] = [
+    ("code", "%pip install polars\nimport polars as pl"),
+    ("code", ["if True:\n", "    !ls -l\n", "import h5py\n"]),
+    ("code", "%%time\nimport numba"),
+    ("code", "%%bash\nimport os_is_not_python"),
+    ("code", "%%writefile helper.py\nimport fake_a"),
+    ("code", "pl.DataFrame?\nimport rasterio"),
+    ("code", "files = !ls\nimport fiona"),
+    ("code", "x = 7 % 2\nimport pyproj"),
+    ("code", "!pip install a b \\\n  c\nimport netCDF4"),
+    ("code", "await foo()\nimport trio"),
+    ("code", "for broken in\nimport never"),
+    ("markdown", "import not_code"),
+    ("raw", "import not_code2"),
+]
+
+MODULES = ["numpy", "numpy.linalg", "größe.π", "model:gpt2", "tokenizer:a/b c", "dataset:iris"]
+
+# What only IPython understands, and what stands for it.
+CELLS = [
+    ("%matplotlib inline\nimport a", "pass\nimport a"),
+    ("%%timeit -n 10\nimport a", "\nimport a"),
+    ("%%capture out\nimport a", "\nimport a"),
+    ("%%prun -s cumulative\nimport a", "\nimport a"),
+    ("# timing\n\n%%time\nimport a", "\n\n\nimport a"),
+    ("%%time import a\nimport b", "import a\nimport b"),
+    ("%%capture\n%%time\nimport a", "\n\nimport a"),
+    ("%%capture\n%%bash\nimport a", None),
+    ("%%html\n<b>", None),
+    ("%%sql\nSELECT 1", None),
+    ("%md\n# Title of a page", None),
+    ("%time import a", "import a"),
+    ("%timeit -n 10 -r3 import a", "import a"),
+    ("%load_ext autoreload\n%autoreload 2", "pass\npass"),
+    ("pip install a\nimport b", "pass\nimport b"),
+    ("cd ..\nimport b", "pass\nimport b"),
+    ("cat = 1\nls = cat\n!x", "cat = 1\nls = cat\npass"),
+    ("a, b = %sql SELECT 1\nimport c", "a, b = None\nimport c"),
+    ("for x in y:\n    !echo {x}\n    %run x.py\nelse:\n  ?x\n", "for x in y:\n    pass\n    pass\nelse:\n  pass\n"),
+    ("x = (7\n% 2)\nimport a", "x = (7\n% 2)\nimport a"),
+    ("x = (7\n% 2)\n!ls\nimport a", "x = (7\n% 2)\npass\nimport a"),
+    ('s = """\n!ls\n%x\n"""\n!ls', 's = """\n!ls\n%x\n"""\npass'),
+    ("s = '# !' # it's\n!ls", "s = '# !' # it's\npass"),
+    ("x = 1 + \\\n  2\n!ls", "x = 1 + \\\n  2\npass"),
+    ("print('what?')\nprint??", "print('what?')\npass"),
+    ("d['a=!b'] = 1\na != b\nx = !ls", "d['a=!b'] = 1\na != b\nx = None"),
+    ("/f 1 2\n,g a b\n;h a b", "pass\npass\npass"),
+    (">>> import a\n>>> for x in y:\n...     f(x)\nprinted\n", "import a\nfor x in y:\n    f(x)\n\n"),
+    ("In [1]: import a\n   ...: import b\nOut[1]: 3", "import a\nimport b\n"),
+    ("  import a\n  import b", "import a\nimport b"),
+    ("import a\r\n!ls\r\n", "import a\npass\n"),
+    ("", ""),
+    ("# nothing\n\n", ""),
+]
+
+
+def notebook(cells: list[tuple[str, str | list[str]]], metadata: Mapping[str, object] | None = None) -> str:
+    listed: list[object] = [{"cell_type": kind, "metadata": {}, "source": source} for kind, source in cells]
+    return json.dumps({"nbformat": 4, "nbformat_minor": 5, "metadata": metadata or {}, "cells": listed})
+
+
+def write(path: Path, text: str = "import zarr\n") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def names(corpus: Corpus) -> set[str]:
+    return {name for found in corpus.sets for name in found.modules}
+
+
+class TestNotebooks:
+    """A notebook is one import set. Magics and shell lines are no Python; a broken cell spoils only itself."""
+
+    def test_notebook_of_every_style_is_read(self, tmp_path: Path) -> None:
+        """Exactly the imports that run as Python are found, and the one broken cell is reported (K01)."""
+        path = write(tmp_path / "k01.ipynb", notebook(NOTEBOOK))
+        corpus = collect_corpus([path])
+
+        expected = ["fiona", "h5py", "netCDF4", "numba", "polars", "pyproj", "rasterio", "trio"]
+        assert corpus.sets == (ImportSet(tuple(sorted(expected)), 1, (str(path),)),)
+        assert [(error.place, error.error) for error in corpus.errors] == [("cell 11", "SyntaxError")]
+
+    @pytest.mark.parametrize(("cell", "python"), CELLS)
+    def test_cell_becomes_python_line_for_line(self, cell: str, python: str | None) -> None:
+        """What only IPython understands becomes `pass`, and all else stays; None is another language."""
+        assert python_of_cell(cell) == python
+
+    @given(st.text(alphabet="a=(%!?)\"'#\\\n \t:,;/>[]1", max_size=40))
+    def test_any_cell_keeps_its_lines(self, cell: str) -> None:
+        """Whatever the text, there is no exception, and no more lines than there were."""
+        python = python_of_cell(cell)
+
+        assert python is None or python.count("\n") <= cell.count("\n")
+
+    def test_later_cell_uses_what_an_earlier_one_imported(self, tmp_path: Path) -> None:
+        """`np.linalg` in a later cell asks for `numpy.linalg`."""
+        path = write(tmp_path / "n.ipynb", notebook([("code", "import numpy as np"), ("code", "np.linalg.norm([1])")]))
+
+        assert names(collect_corpus([path])) == {"numpy.linalg"}
+
+    @pytest.mark.parametrize(
+        ("text", "error"),
+        [
+            ("{}", "BadNotebook"),
+            ('{"cells": null}', "BadNotebook"),
+            ("[]", "BadNotebook"),
+            ('{"cells": [3]}', "BadNotebook"),
+            ('{"cells": [{"cell_type": "code", "source": [1]}]}', "BadNotebook"),
+            ('{"cells": [{"cell_type": "code"}]}', "BadNotebook"),
+            ("not json", "JSONDecodeError"),
+            ("[" * 100_000, "RecursionError"),
+            ("9" * 5000, "ValueError"),
+            ('{"cells": [{"cell_type": "code", "source": "x = \'\\ud800\'"}]}', "UnicodeEncodeError"),
+            (notebook([("code", "library(x)")], {"kernelspec": {"language": "R"}}), "NotPython"),
+        ],
+    )
+    def test_notebook_that_is_none_is_reported(self, tmp_path: Path, text: str, error: str) -> None:
+        """It is listed with path and class, asks for nothing, and the others are still read."""
+        path = write(tmp_path / "bad.ipynb", text)
+        write(tmp_path / "good.py")
+        corpus = collect_corpus([tmp_path])
+
+        assert names(corpus) == {"zarr"}
+        assert [(found.path, found.error) for found in corpus.errors] == [(str(path), error)]
+
+    def test_notebook_of_format_3_is_read(self, tmp_path: Path) -> None:
+        """The older format has worksheets, and `input` for source."""
+        cells = [
+            {"cell_type": "code", "input": "import seaborn"},
+            {"cell_type": "code", "language": "bash", "input": "ls"},
+        ]
+        path = write(tmp_path / "old.ipynb", json.dumps({"nbformat": 3, "worksheets": [{"cells": cells}, {}]}))
+        corpus = collect_corpus([path])
+
+        assert (names(corpus), corpus.errors) == ({"seaborn"}, ())
+
+    def test_empty_notebook_is_no_error(self, tmp_path: Path) -> None:
+        """A notebook without cells asks for nothing."""
+        corpus = collect_corpus([write(tmp_path / "empty.ipynb", notebook([]))])
+
+        assert (corpus.sets, corpus.errors, corpus.without_imports) == ((), (), 1)
+
+
+class TestMarkdown:
+    """The Python blocks of a Markdown page are one import set."""
+
+    def test_fenced_python_blocks_are_read(self, tmp_path: Path) -> None:
+        """Blocks tagged as Python count, in lists and quotations too; other languages and plain blocks do not."""
+        text = """
+```python
+import numpy as np
+```
+- a list
+
+  ~~~~py title="x.py"
+  ```
+  from pandas import DataFrame
+  ~~~~
+
+> ```{code-cell} ipython3
+> :tags: [hide]
+>
+> !pip install polars
+> import polars
+> ```
+
+```pycon
+>>> import h5py
+>>> np.linalg.norm([1])
+1.0
+```
+
+``` {.python}
+import rasterio
+```
+
+```bash
+import os_is_not_python
+```
+
+```
+import plain
+```
+
+    import indented
+
+`import inline`
+"""
+        corpus = collect_corpus([write(tmp_path / "page.md", text)])
+
+        assert names(corpus) == {"h5py", "numpy.linalg", "polars", "rasterio"}
+        assert [(error.place, error.error) for error in corpus.errors] == [("line 7", "SyntaxError")]
+
+    def test_page_that_is_not_utf_8_is_reported(self, tmp_path: Path) -> None:
+        """It is listed with path and class."""
+        path = tmp_path / "page.md"
+        path.write_bytes(b"\xff\xfe```python")
+
+        assert [error.error for error in collect_corpus([path]).errors] == ["UnicodeDecodeError"]
+
+
+class TestPrograms:
+    """A program is one import set; a file that cannot be parsed is listed, and the rest is read."""
+
+    def test_broken_deep_and_large_files_do_not_end_the_scan(self, tmp_path: Path) -> None:
+        """Each file yields its imports or is listed with path and class; none is silently missing (K03)."""
+        files = {
+            "py2.py": 'import einops\nprint "x"\n',
+            "conflict.py": "import einops\n<<<<<<< HEAD\nimport a\n=======\nimport b\n>>>>>>> x\n",
+            "plus.py": "import einops\nx = " + "+".join(["1"] * 3000) + "\n",
+            "attr.py": "import einops\nx = a" + ".b" * 20000 + "\n",
+            "paren.py": "import einops\nx = " + "(" * 300 + "1" + ")" * 300 + "\n",
+            "minus.py": "import einops\nx = " + "-" * 20000 + "1\n",
+            "nul.py": "import einops\0\n",
+            "tabs.py": "if 1:\n\timport einops\n        import zarr\n",
+            "big.py": "import einops\n" + "V = 1\n" * 4_000_000,
+            "ok.py": "import zarr\n",
+        }
+        for name, text in files.items():
+            write(tmp_path / name, text)
+        corpus = collect_corpus([tmp_path])
+
+        listed = {Path(error.path).name: error.error for error in corpus.errors}
+        read = {Path(path).name for found in corpus.sets for path in found.sources}
+        over = {Path(path).name for path in corpus.over_limit}
+        assert read | listed.keys() | over == files.keys()
+        assert len(read) + len(listed) + len(over) == len(files) == corpus.files
+        assert names(corpus) <= {"einops", "zarr"}
+        assert over == {"big.py"}
+        assert "ok.py" in read
+        assert {"paren.py", "py2.py", "conflict.py", "tabs.py"} <= listed.keys()
+        assert listed["tabs.py"] == "TabError"
+
+    def test_file_at_the_limit_is_read(self, tmp_path: Path) -> None:
+        """10 MB are read, and a byte more is not."""
+        at = write(tmp_path / "at.py", "import zarr\n#".ljust(MAX_FILE, "x"))
+        over = write(tmp_path / "over.py", "import zarr\n#".ljust(MAX_FILE + 1, "x"))
+        corpus = collect_corpus([tmp_path])
+
+        assert [found.sources for found in corpus.sets] == [(str(at),)]
+        assert corpus.over_limit == (str(over),)
+
+    def test_other_encodings_are_read(self, tmp_path: Path) -> None:
+        """A coding line and a byte order mark are followed; bytes that are neither are listed."""
+        (tmp_path / "latin.py").write_bytes("# coding: latin-1\nimport zarr # ü\n".encode("latin-1"))
+        (tmp_path / "mark.py").write_bytes(b"\xef\xbb\xbfimport h5py\n")
+        (tmp_path / "bytes.py").write_bytes(b"import numba\nx = '\xff'\n")
+        corpus = collect_corpus([tmp_path])
+
+        assert names(corpus) == {"zarr", "h5py"}
+        assert [Path(error.path).name for error in corpus.errors] == ["bytes.py"]
+
+    def test_standard_library_is_left_out(self, tmp_path: Path) -> None:
+        """It is never an item; a file that asks for nothing else is counted, and is no set."""
+        write(tmp_path / "a.py", "import os, json.decoder\nfrom collections import abc\n")
+        corpus = collect_corpus([tmp_path])
+
+        assert (corpus.sets, corpus.files, corpus.without_imports) == ((), 1, 1)
+
+    def test_relative_imports_are_of_the_package_around_the_file(self, tmp_path: Path) -> None:
+        """`from ..core import x` in a package means that package; outside of one it means nothing."""
+        for folder in ("pkg", "pkg/sub"):
+            write(tmp_path / folder / "__init__.py", "")
+        write(tmp_path / "pkg/sub/inside.py", "from ..core import thing\n")
+        write(tmp_path / "outside.py", "from .core import thing\nimport zarr\n")
+
+        assert {found.modules for found in collect_corpus([tmp_path]).sets} == {("pkg.core.thing",), ("zarr",)}
+
+
+class TestFolders:
+    """Folders are read whole, in a fixed order, without what is not example code."""
+
+    def test_same_sets_are_counted_with_up_to_five_sources(self, tmp_path: Path) -> None:
+        """Files that ask for the same modules are one set, the most frequent first."""
+        for number in range(7):
+            write(tmp_path / f"{number}.py", "import zarr\nimport numpy as np\nnp.linalg.norm([1])\n")
+        write(tmp_path / "a" / "other.py", "import h5py\n")
+        corpus = collect_corpus([tmp_path])
+
+        assert corpus.sets == (
+            ImportSet(("numpy.linalg", "zarr"), 7, tuple(str(tmp_path / f"{number}.py") for number in range(5))),
+            ImportSet(("h5py",), 1, (str(tmp_path / "a" / "other.py"),)),
+        )
+        assert corpus.files == 8
+
+    def test_what_is_no_example_is_skipped(self, tmp_path: Path) -> None:
+        """Hidden folders and files, virtual environments, node_modules, byte code and other endings are not read."""
+        for hidden in (".git/a.py", "node_modules/a.py", "__pycache__/a.py", ".a.py", "a.txt", "a.pyc", "a"):
+            write(tmp_path / hidden, "import never\n")
+        write(tmp_path / "env" / "pyvenv.cfg")
+        write(tmp_path / "env" / "lib" / "a.py", "import never\n")
+        write(tmp_path / "conda" / "conda-meta" / "history")
+        write(tmp_path / "conda" / "a.py", "import never\n")
+        write(tmp_path / "deep" / "er" / "A.PY", "import zarr\n")
+        corpus = collect_corpus([tmp_path])
+
+        assert (names(corpus), corpus.files, corpus.errors) == ({"zarr"}, 1, ())
+
+    def test_skipped_folder_is_read_when_it_is_asked_for(self, tmp_path: Path) -> None:
+        """What the caller names is read, hidden or not."""
+        write(tmp_path / ".hidden" / "a.py")
+
+        assert names(collect_corpus([tmp_path / ".hidden"])) == {"zarr"}
+
+    def test_links_and_pipes_are_not_followed(self, tmp_path: Path) -> None:
+        """A link to a folder above does not loop, and a pipe does not block."""
+        write(tmp_path / "outside.py", "import never\n")
+        write(tmp_path / "root" / "a.py")
+        (tmp_path / "root" / "loop").symlink_to(tmp_path / "root")
+        (tmp_path / "root" / "link.py").symlink_to(tmp_path / "outside.py")
+        (tmp_path / "root" / "broken.py").symlink_to(tmp_path / "nothing")
+        os.mkfifo(tmp_path / "root" / "pipe.py")
+        corpus = collect_corpus([tmp_path / "root"])
+
+        assert (names(corpus), corpus.files) == ({"zarr"}, 1)
+
+    def test_file_given_twice_counts_once(self, tmp_path: Path) -> None:
+        """A folder and a file in it do not count the file twice."""
+        path = write(tmp_path / "a.py")
+
+        assert [found.count for found in collect_corpus([tmp_path, path]).sets] == [1]
+
+    def test_order_of_creation_does_not_matter(self, tmp_path: Path) -> None:
+        """The same files give the same corpus, byte for byte."""
+        files = [f"{chr(97 + number % 5)}/{number}.py" for number in range(20)]
+        for folder, ordered in (("one", files), ("two", files[::-1])):
+            for name in ordered:
+                write(tmp_path / folder / name, f"import m{int(Path(name).stem) % 3}\n")
+        written = []
+        for folder in ("one", "two"):
+            write_corpus(collect_corpus([tmp_path / folder]), tmp_path / f"{folder}.jsonl")
+            written.append((tmp_path / f"{folder}.jsonl").read_text().replace(f"/{folder}/", "/x/"))
+
+        assert written[0] == written[1]
+
+    def test_path_that_is_not_there_is_a_clear_error(self, tmp_path: Path) -> None:
+        """A missing path and a file of another kind are named with the reason."""
+        with pytest.raises(BadFile, match="no such file or folder"):
+            collect_corpus([tmp_path / "missing"])
+        with pytest.raises(BadFile, match="not example code"):
+            collect_corpus([write(tmp_path / "data.csv")])
+
+    def test_file_name_that_is_no_text_is_escaped(self, tmp_path: Path) -> None:
+        """A file name in another encoding is shown with an escape, and the corpus can be written."""
+        folder = os.fsencode(tmp_path)
+        with open(folder + b"/\xff.py", "w") as file:  # noqa: PTH123 (a Path of bytes there is not)
+            file.write("import zarr\n")
+        corpus = collect_corpus([tmp_path])
+        write_corpus(corpus, tmp_path / "corpus.jsonl")
+
+        assert corpus.sets[0].sources == (f"{tmp_path}/\\udcff.py",)
+
+
+class TestCorpusFile:
+    """`corpus.jsonl`: one import set a line."""
+
+    def test_what_was_written_is_read(self, tmp_path: Path) -> None:
+        """Reading gives the sets that were collected, and nothing lies beside the file."""
+        write(tmp_path / "in" / "a.py", "import zarr, numpy\n")
+        write(tmp_path / "in" / "b.py", "import h5py\n")
+        corpus = collect_corpus([tmp_path / "in"])
+        write_corpus(corpus, tmp_path / "corpus.jsonl")
+
+        assert read_corpus(tmp_path / "corpus.jsonl") == list(corpus.sets)
+        assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["corpus.jsonl"]
+
+    def test_lines_are_plain_json(self, tmp_path: Path) -> None:
+        """Each line is an object with modules, count and sources."""
+        write_corpus(Corpus((ImportSet(("a", "b.c"), 3, ("x.py",)),), (), (), 1, 0), tmp_path / "corpus.jsonl")
+
+        assert (tmp_path / "corpus.jsonl").read_text() == '{"modules":["a","b.c"],"count":3,"sources":["x.py"]}\n'
+
+    def test_same_set_twice_is_added_up(self, tmp_path: Path) -> None:
+        """Two corpora one after the other are a corpus; order within a set, blank lines and other keys do not matter."""
+        lines = ['{"modules": ["b", "a"], "count": 2}', "", '{"modules": ["a", "b", "b"], "count": 3, "from": "here"}']
+        path = write(tmp_path / "corpus.jsonl", "\n".join([*lines, '{"modules": ["dataset:iris"], "count": 9}']))
+
+        assert read_corpus(path) == [ImportSet(("dataset:iris",), 9), ImportSet(("a", "b"), 5)]
+
+    @pytest.mark.parametrize(
+        ("line", "rule"),
+        [
+            ("nonsense", "JSON is malformed"),
+            ("[]", "Expected `object`"),
+            ('{"count": 1}', "missing required field `modules`"),
+            ('{"modules": ["a"]}', "missing required field `count`"),
+            ('{"modules": [], "count": 1}', r"length >= 1 - at `\$.modules`"),
+            ('{"modules": [""], "count": 1}', r"length >= 1 - at `\$.modules\[0\]`"),
+            ('{"modules": ["' + "x" * 1025 + '"], "count": 1}', "length <= 1024"),
+            ('{"modules": ["a b"], "count": 1}', "'a b' is neither a dotted import name nor kind:name"),
+            ('{"modules": ["a..b"], "count": 1}', "'a..b' is neither"),
+            ('{"modules": ["disk:x"], "count": 1}', "'disk:x' is neither"),
+            ('{"modules": ["model:\\u0000"], "count": 1}', "is neither"),
+            ('{"modules": "a", "count": 1}', "Expected `array`"),
+            ('{"modules": ["a"], "count": 0}', r">= 1 - at `\$.count`"),
+            ('{"modules": ["a"], "count": 1.5}', "Expected `int`"),
+            ('{"modules": ["a"], "count": true}', "Expected `int`"),
+            ('{"modules": ["a"], "count": 99999999999999999999}', r"at `\$.count`"),
+            ('{"modules": ["\\ud800"], "count": 1}', "surrogate|malformed|neither"),
+            ("[" * 100_000, "recursion|malformed|Expected"),
+        ],
+    )
+    def test_bad_line_is_named(self, tmp_path: Path, line: str, rule: str) -> None:
+        """A line that is not an import set is refused, with the file, the line's number and the rule."""
+        path = write(tmp_path / "corpus.jsonl", '{"modules": ["a"], "count": 1}\n' + line + "\n")
+
+        with pytest.raises(BadFile, match=rule) as caught:
+            read_corpus(path)
+        assert caught.value.detail.startswith(f"{path}: line 2: ")
+
+    def test_missing_file_is_a_clear_error(self, tmp_path: Path) -> None:
+        """The error names the file and the way to a corpus."""
+        with pytest.raises(BadFile, match="No such file or directory") as caught:
+            read_corpus(tmp_path / "corpus.jsonl")
+        assert "readie-pipeline corpus" in caught.value.hint
+
+    @given(st.dictionaries(st.frozensets(st.sampled_from(MODULES), min_size=1), st.integers(1, 2**53), max_size=5))
+    def test_any_sets_survive_the_file(self, counts: dict[frozenset[str], int]) -> None:
+        """Writing and reading gives the same sets and counts."""
+        sets = [ImportSet(tuple(sorted(modules)), count) for modules, count in counts.items()]
+        with tempfile.TemporaryDirectory() as folder:
+            write_corpus(Corpus(tuple(sets), (), (), len(sets), 0), Path(folder, "corpus.jsonl"))
+
+            assert set(read_corpus(Path(folder, "corpus.jsonl"))) == set(sets)
+
+
+class TestDemoCorpus:
+    """The example code that the repository carries."""
+
+    def test_every_example_is_read(self) -> None:
+        """All of it parses, and asks for something outside the standard library."""
+        folder = Path(__file__).parents[1] / "demo" / "corpus"
+        corpus = collect_corpus([folder])
+
+        assert corpus.errors == ()
+        assert corpus.over_limit == ()
+        assert corpus.without_imports == 0
+        assert corpus.files >= 25
+        assert {Path(path).suffix for found in corpus.sets for path in found.sources} == {".py", ".ipynb", ".md"}
