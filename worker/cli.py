@@ -5,7 +5,6 @@ import shutil
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,16 +12,14 @@ from typing import Annotated, Any, NoReturn
 from uuid import uuid4
 
 import click
-import cloudpickle
 import msgspec
 import typer
 
-from readie.errors import BadFile, BadRequest, NeedsGpu, ReadieError, RuntimeUnavailable, UsageError
-from readie.flavor import Flavor
+from readie.errors import BadFile, BadRequest, ReadieError, UsageError
 from readie.units import parse_size
-from readie.wire import MAX_PAYLOAD
+from worker.host import check_gpu, open_runtime
 from worker.measure import ProbeRequest, measure
-from worker.runtime import Call, CheckpointSpec, Folder, Runtime, SaveFailed, StartFailed, Stop, Ties, run_call
+from worker.runtime import Runtime, SaveFailed, StartFailed, read_spec, try_start
 
 app = typer.Typer(
     name="readie-worker",
@@ -43,23 +40,6 @@ CheckpointsOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 TimeoutOption = Annotated[float, typer.Option("--timeout", min=0.01, help="Seconds that importing may take.")]
-
-
-def open_runtime(name: str, rootfs: Path, folder: Path) -> Runtime:
-    """The runtime called `name`. Raises `RuntimeUnavailable` if this host cannot use it."""
-    if name == "fork":
-        from worker.fork import ForkRuntime
-
-        return ForkRuntime(rootfs, folder)
-    if name == "runsc":
-        raise RuntimeUnavailable("the runsc runtime is not built yet", "Use --runtime fork (RUNTIME=fork).")
-    raise BadRequest(f"{name!r} is not a runtime", "Use fork or runsc.")
-
-
-def check_gpu(flavor: Flavor) -> None:
-    """Raises `NeedsGpu` for flavor gpu on a host without NVIDIA devices."""
-    if flavor is Flavor.GPU and not (Path("/dev/nvidiactl").exists() and any(Path("/dev").glob("nvidia[0-9]*"))):
-        raise NeedsGpu("flavor gpu needs /dev/nvidiactl and /dev/nvidia0, and this host has none")
 
 
 @contextmanager
@@ -123,15 +103,6 @@ def probe(
                 print("imports are measured with the host's network: leaving it needs root", file=sys.stderr)
             sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
             sys.stdout.buffer.flush()
-
-
-def read_spec(path: Path) -> CheckpointSpec:
-    """The `checkpoint.json` at `path`. Raises `BadFile`."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=CheckpointSpec)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise BadFile(f"{path}: {reason}", "Write it with readie-pipeline capture.") from error
 
 
 @app.command()
@@ -207,41 +178,17 @@ def restore(
         if spec.key != (generation, checkpoint):
             raise BadFile(f"{place / 'checkpoint.json'} is {spec.checkpoint_id} of generation {spec.generation}")
     with opened(runtime, rootfs) as (running, folder):
+        python = ".".join(running.describe().host.python.split(".")[:2])
         try:
             if spec:
                 running.load(spec, place, timeout=timeout)
-            seconds = [time_start(running, spec, folder, timeout=timeout) for _ in range(times)]
-        except (StartFailed, ReadieError) as error:
-            detail = error.detail if isinstance(error, ReadieError) else str(error)
-            fail(as_json, {"kind": "no-result", "detail": detail}, detail)
+            seconds = [try_start(running, spec, folder, python=python, timeout=timeout).ready_s for _ in range(times)]
+        except StartFailed as error:
+            fail(as_json, {"kind": "no-result", "detail": str(error)}, str(error))
     if as_json:
         print(msgspec.json.encode({"ok": True, "seconds": seconds}).decode())
     else:
         print(f"median {statistics.median(seconds):.4f} s of {len(seconds)}: {', '.join(f'{s:.4f}' for s in seconds)}")
-
-
-def time_start(runtime: Runtime, spec: CheckpointSpec | None, folder: Path, *, timeout: float) -> float:
-    """Seconds to ready of a call that does nothing."""
-    version = runtime_version(runtime)
-    call = Call(
-        payload=cloudpickle.dumps((len, ((),), {})),
-        python=version,
-        modules=[],
-        memory=2**62,
-        max_memory=2**62,
-        timeout=timeout,
-        start_timeout=timeout,
-        max_payload=MAX_PAYLOAD,
-    )
-    with Stop() as stop, Folder(folder / f"restore-{uuid4().hex[:12]}") as place:
-        result = run_call(runtime, spec, place, call, Ties(stop=stop), arrived=time.monotonic())
-    if result.outcome != "returned":
-        raise StartFailed(result.problem.detail if result.problem else result.outcome)
-    return result.phases.ready
-
-
-def runtime_version(runtime: Runtime) -> str:
-    return ".".join(runtime.describe().host.python.split(".")[:2])
 
 
 @app.command()

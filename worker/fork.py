@@ -158,6 +158,18 @@ class ForkRuntime:
         if zygote:
             zygote.close()
 
+    def alive(self, spec: CheckpointSpec) -> bool:
+        zygote = self.zygotes.get(spec.key)
+        return zygote is not None and not zygote.dead
+
+    def remove_orphans(self, sandboxes: Path) -> int:
+        zygotes = list(self.folder.glob("zygote-*"))
+        left = list(sandboxes.iterdir()) if sandboxes.is_dir() else []
+        for folder in [*zygotes, *left]:
+            end_orphan(folder)
+            remove_tree(folder)
+        return len(left)
+
     def start(self, spec: CheckpointSpec | None, folder: Folder) -> "ForkSandbox":
         if spec is None:
             return self.start_cold("cold", {}, folder)
@@ -184,6 +196,7 @@ class ForkRuntime:
             status.set_result(reap_group(process.pid))
             process.wait()
 
+        note_process(folder.path, process.pid)
         return ForkSandbox(process.pid, descriptor, status, reap)
 
     def close(self) -> None:
@@ -287,6 +300,34 @@ class ForkSandbox:
         os.close(self.exit_descriptor)
 
 
+def note_process(folder: Path, pid: int) -> None:
+    """Writes down whose folder this is, for a later run that finds it: its number and when it started."""
+    (folder / "process").write_text(f"{pid} {process_start(pid)}")
+
+
+def end_orphan(folder: Path) -> None:
+    """Ends the process whose folder this is, with its group, if it still runs and is still the same."""
+    try:
+        pid, started = (folder / "process").read_text().split()
+        descriptor = os.pidfd_open(int(pid))
+    except (OSError, ValueError):
+        return
+    if str(process_start(int(pid))) == started:
+        end_tree(int(pid), descriptor)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(int(pid), signal.SIGKILL)
+    os.close(descriptor)
+
+
+def process_start(pid: int) -> int | None:
+    """When a process started, in clock ticks since the machine did; None if there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    return int(text.rpartition(")")[2].split()[19])
+
+
 def end_tree(pid: int, descriptor: int) -> None:
     """Ends a process, by its descriptor, and all of its descendants, whatever process group they moved to."""
     try:
@@ -356,6 +397,7 @@ class Zygote:
                 self.process = runtime.popen(
                     "zygote", options, self.folder, output=output, descriptors=[theirs.fileno()]
                 )
+            note_process(self.folder, self.process.pid)
         except OSError as error:
             self.control.close()
             remove_tree(self.folder)
@@ -399,6 +441,7 @@ class Zygote:
             if forked is None:
                 self.dead = True
                 raise StartFailed("its zygote has ended")
+            note_process(folder.path, forked.pid)
             return forked
 
     def _read(self) -> None:

@@ -3,6 +3,7 @@
 import codecs
 import contextlib
 import os
+import pickle
 import selectors
 import shutil
 import socket
@@ -12,10 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self
+from uuid import uuid4
 
 import msgspec
 
-from readie.errors import CallTimeout, OutOfMemory, ReadieError, SandboxFailed, problems
+from readie.errors import BadFile, CallTimeout, OutOfMemory, ReadieError, RemoteError, SandboxFailed, problems
 from readie.flavor import Flavor
 from readie.manifest import Host
 from readie.wire import Answer, Identifier, Modules, Phases, Problem, Result, Stream
@@ -106,14 +108,29 @@ class Runtime(Protocol):
     def unload(self, spec: CheckpointSpec) -> None:
         """Undoes `load`."""
 
+    def alive(self, spec: CheckpointSpec) -> bool:
+        """Whether a loaded checkpoint can still be restored, as far as can be seen without trying."""
+
     def start(self, spec: CheckpointSpec | None, folder: "Folder") -> Sandbox:
         """A sandbox from a loaded checkpoint, or cold, that will connect to `folder`. Raises `StartFailed`."""
 
     def start_probe(self, options: Header, folder: "Folder") -> Sandbox:
         """A cold sandbox that measures imports (worker/probe.py)."""
 
+    def remove_orphans(self, sandboxes: Path) -> int:
+        """Ends and removes what an earlier run left in its folder and in `sandboxes`; how many sandboxes that were."""
+
     def close(self) -> None:
         """Ends everything that this runtime has started."""
+
+
+def read_spec(path: Path) -> CheckpointSpec:
+    """The `checkpoint.json` at `path`. Raises `BadFile`."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=CheckpointSpec)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise BadFile(f"{path}: {reason}", "Capture the generation again with readie-pipeline capture.") from error
 
 
 def write_spec(folder: Path, spec: CheckpointSpec) -> None:
@@ -208,6 +225,9 @@ class Stop:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         os.close(self.event)
 
 
@@ -217,7 +237,7 @@ class Ties:
 
     stop: Stop
     on_output: Callable[[Stream, str], None] = _nothing
-    on_start: Callable[[], None] = _nothing  # the sandbox answers
+    on_start: Callable[[int], None] = _nothing  # the sandbox answers: bytes of memory that it uses
     grow: Callable[[int], bool] = _granted  # may the limit become so many bytes?
     permit: Callable[[], bool] = lambda: True  # asked once, when all but the call is done; False drops the call
 
@@ -387,15 +407,13 @@ def run_call(
     outcome: Literal["returned", "raised", "failed", "cancelled"] = "failed"
     try:
         try:
-            hello, _ = talk.next_frame(call.start_timeout, CallTimeout(f"no answer within {call.start_timeout:g} s"))
-        except ReadieError as error:
-            if error is ties.stop.problem:
-                raise
+            hello, _ = talk.next_frame(call.start_timeout, SandboxFailed(f"no answer within {call.start_timeout:g} s"))
+        except SandboxFailed as error:
             raise StartFailed(f"the sandbox did not answer: {error.detail}") from error
         if hello.get("protocol") != PROTOCOL:
             raise StartFailed(f"the executor speaks protocol {hello.get('protocol')}, the worker {PROTOCOL}")
         restore, python = time.monotonic() - started, str(hello["python"])
-        ties.on_start()
+        ties.on_start(int(hello["rss_bytes"]))
         late = SandboxFailed(f"the function did not start within {call.start_timeout:g} s: its imports take longer")
         talk.send({"type": "prepare", "modules": call.modules})
         prepared, _ = talk.next_frame(call.start_timeout, late)
@@ -427,6 +445,35 @@ def run_call(
     return Result(outcome=outcome, payload=payload, problem=problem, python=python, phases=phases)
 
 
+@dataclass(frozen=True)
+class Trial:
+    """A start that was tried: seconds to ready, and the memory of the started sandbox."""
+
+    ready_s: float
+    bytes: int
+
+
+def try_start(runtime: Runtime, spec: CheckpointSpec | None, folder: Path, *, python: str, timeout: float) -> Trial:
+    """Starts a sandbox in `folder` with a call that does nothing. Raises `StartFailed` if that does not work."""
+    call = Call(
+        payload=pickle.dumps((len, ((),), {})),
+        python=python,
+        modules=[],
+        memory=2**62,
+        max_memory=2**62,
+        timeout=timeout,
+        start_timeout=timeout,
+        max_payload=CHUNK,
+    )
+    used: list[int] = []
+    started = time.monotonic()
+    with Stop() as stop, Folder(folder / f"try-{uuid4().hex[:12]}") as place:
+        result = run_call(runtime, spec, place, call, Ties(stop=stop, on_start=used.append), arrived=started)
+    if result.outcome != "returned":
+        raise StartFailed(result.problem.detail if result.problem else result.outcome)
+    return Trial(result.phases.ready, used[0])
+
+
 def _read_result(
     header: Header,
 ) -> tuple[Literal["returned", "raised", "failed"], Problem | None]:
@@ -436,7 +483,7 @@ def _read_result(
         case "raised":
             text = printable(str(header["traceback"]))
             problem = Problem(
-                type="urn:readie:problem:call-failed",
+                type=RemoteError().type,
                 title=printable(str(header["kind"])),
                 detail=printable(str(header["detail"])),
                 traceback=text,

@@ -1,0 +1,629 @@
+"""The agent: speaks for this worker to the router. Reports, fetches placements, runs them, sends what came of them.
+
+It dials in; nothing ever connects to it. One thread reports, one polls, and each call has a thread of its own.
+"""
+
+import fcntl
+import os
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from uuid import uuid4
+
+import msgspec
+import structlog
+
+from readie.errors import (
+    BadResult,
+    BadSetting,
+    CallCancelled,
+    InstallFailed,
+    NeedsGpu,
+    PayloadTooLarge,
+    PythonMismatch,
+    ReadieError,
+    ResultTooLarge,
+    SandboxFailed,
+    UnknownPlacement,
+    UnknownWorker,
+    WorkerLost,
+)
+from readie.flavor import Flavor
+from readie.wire import (
+    Assignment,
+    HeldGeneration,
+    Orders,
+    Phases,
+    Result,
+    SandboxStatus,
+    Started,
+    WorkerState,
+    WorkerStatus,
+)
+from worker.checkpoints import Held, find_checkpoints
+from worker.host import check_gpu, open_runtime
+from worker.output import OutputSender
+from worker.router import Router, persist
+from worker.runtime import (
+    Call,
+    Description,
+    Dropped,
+    Folder,
+    Runtime,
+    StartFailed,
+    Stop,
+    Ties,
+    describe_problem,
+    run_call,
+    try_start,
+)
+from worker.settings import WorkerSettings, read_worker_settings
+
+REPORT_S = 10.0
+SETTLE_S = 0.05  # changes that come together are reported together
+POLL_S = 20.0
+MAX_FAILURES = 3  # of a checkpoint; then it is no longer offered
+ACCEPT_S = 30.0  # a placement that could not be accepted for this long is left to the router
+FAREWELL_S = 10.0  # how long a worker that stops tries to reach a router that is away
+
+log = structlog.get_logger("readie.worker")
+
+
+@dataclass(eq=False)
+class Run:
+    """A placement that this worker has, and its sandbox."""
+
+    assignment: Assignment
+    arrived: float  # time.monotonic()
+    limit: int  # bytes that its sandbox may use now
+    stop: Stop
+    sandbox_id: str = field(default_factory=lambda: uuid4().hex[:16])
+    settled: threading.Event = field(default_factory=threading.Event)  # accepted, or not to be run
+
+    @property
+    def placement_id(self) -> str:
+        return self.assignment.placement_id
+
+
+class Agent:
+    """One worker. `serve` runs it until `stop` is called."""
+
+    def __init__(self, settings: WorkerSettings, runtime: Runtime, router: Router) -> None:
+        self.settings = settings
+        self.runtime = runtime
+        self.router = router
+        self.sandboxes = settings.folder / "sandboxes"
+        self.description: Description = runtime.describe()
+        self.incarnation = uuid4().hex
+        self.lock = threading.RLock()
+        self.state: WorkerState = "starting"
+        self.base_memory = 0
+        self.offered: dict[tuple[str, str], Held] = {}
+        self.loaded_bytes: dict[tuple[str, str], int] = {}
+        self.absent: dict[tuple[str, str], str] = {}  # held, but not to be restored now: why
+        self.failures: Counter[tuple[str, str]] = Counter()
+        self.runs: dict[str, Run] = {}
+        self.changed = threading.Event()  # something to report
+        self.reported = threading.Event()  # the router knows this worker
+        self.idle = threading.Condition(self.lock)
+        self.stopping = threading.Event()
+        self.closing = False
+        self.farewell = float("inf")
+        self.away = False
+        self.accepting = ThreadPoolExecutor(16, thread_name_prefix="accept")
+
+    # -- start and stop --
+
+    def serve(self) -> None:
+        """Runs until `stop`; then finishes what runs. Returns when nothing does."""
+        self.check_sandboxes()
+        threading.Thread(target=self.report_forever, name="report", daemon=True).start()
+        self.load_checkpoints()
+        with self.lock:
+            if not self.stopping.is_set():
+                self.state = "ready"
+        self.changed.set()
+        log.info(
+            "ready",
+            worker_id=self.settings.worker_id,
+            flavor=self.settings.worker_flavor.value,
+            python=self.description.host.python,
+            checkpoints=len(self.offered),
+            router=self.settings.router_url,
+        )
+        threading.Thread(target=self.poll_forever, name="poll", daemon=True).start()
+        self.stopping.wait()
+        with self.lock:
+            running = len(self.runs)
+        log.info("stopping", running=running)
+        self.say_removed()
+        with self.idle:
+            self.idle.wait_for(lambda: not self.runs)
+        self.say_removed()
+        self.closing = True
+        self.changed.set()
+        self.accepting.shutdown(wait=False, cancel_futures=True)
+
+    def stop(self) -> None:
+        """Stops taking calls; called again, ends what still runs."""
+        with self.lock:
+            again = self.stopping.is_set()
+            self.state = "removed"
+            self.farewell = min(self.farewell, time.monotonic() + FAREWELL_S)
+            self.stopping.set()
+            if again:
+                for run in self.runs.values():
+                    run.stop.set(WorkerLost("the worker was stopped while it ran the call"))
+
+    def say_removed(self) -> None:
+        try:
+            persist(lambda: self.router.report(self.status()), self.give_up)
+        except ReadieError as error:
+            log.warning("the router was not told that this worker leaves", reason=error.detail)
+
+    def give_up(self) -> bool:
+        """Whether to stop waiting for a router that is away: when this worker leaves, and has nothing else to do."""
+        return time.monotonic() > self.farewell
+
+    def check_sandboxes(self) -> None:
+        """Starts one sandbox, cold: a root filesystem that cannot do that ends the agent here. Raises `SandboxFailed`."""
+        try:
+            trial = try_start(
+                self.runtime, None, self.sandboxes, python=self.python_minor, timeout=self.settings.start_timeout
+            )
+        except StartFailed as error:
+            raise SandboxFailed(f"no sandbox can be started: {error}", "Check ROOTFS.") from error
+        self.base_memory = trial.bytes
+
+    def load_checkpoints(self) -> None:
+        """Makes every checkpoint that is this worker's ready to restore, a few at a time."""
+        if self.settings.checkpoint_dir is None:
+            log.warning("CHECKPOINT_DIR is not set: every call starts cold")
+            return
+        folder = Path(self.settings.checkpoint_dir)
+        held, warnings = find_checkpoints(folder, self.description.host, self.settings.worker_flavor)
+        for warning in warnings:
+            log.warning(warning)
+        with ThreadPoolExecutor(max(1, min(4, os.cpu_count() or 1)), thread_name_prefix="load") as pool:
+            for each in held:
+                pool.submit(self.load, each)
+        with self.lock:
+            taken = sum(self.loaded_bytes.values())
+        total = self.settings.worker_mem_total
+        if total is not None and taken >= total:
+            raise BadSetting(
+                f"WORKER_MEM_TOTAL={total}: the checkpoints alone take {taken} bytes",
+                "Raise it, or offer fewer checkpoints.",
+            )
+
+    def load(self, held: Held) -> None:
+        """Makes one checkpoint ready, and offers it."""
+        if self.stopping.is_set():
+            return
+        key = held.spec.key
+        try:
+            taken = self.runtime.load(held.spec, held.folder, timeout=self.settings.load_timeout)
+        except StartFailed as error:
+            log.warning("checkpoint not offered", checkpoint=held.name, reason=str(error))
+            self.note_failure(held, str(error))
+            return
+        with self.lock:
+            self.offered[key] = held
+            self.loaded_bytes[key] = taken
+            self.absent.pop(key, None)
+        self.changed.set()
+
+    def note_failure(self, held: Held, reason: str) -> None:
+        """A checkpoint that fails is made ready again, and given up after some failures."""
+        key = held.spec.key
+        with self.lock:
+            if self.offered.pop(key, None) is None and key in self.absent:
+                return  # another call has seen to it
+            self.loaded_bytes.pop(key, None)
+            self.failures[key] += 1
+            last = self.failures[key] >= MAX_FAILURES
+            self.absent[key] = f"it failed {MAX_FAILURES} times, at last: {reason}" if last else f"it failed: {reason}"
+        self.changed.set()
+        if last:
+            log.warning("checkpoint no longer offered", checkpoint=held.name, failures=MAX_FAILURES, reason=reason)
+            self.runtime.unload(held.spec)
+        else:
+            log.warning("checkpoint failed", checkpoint=held.name, reason=reason)
+
+            def again() -> None:
+                with self.lock:
+                    self.absent.pop(key, None)
+                self.load(held)
+
+            threading.Thread(target=again, name=f"load {held.spec.checkpoint_id}", daemon=True).start()
+
+    # -- reporting --
+
+    @property
+    def python_minor(self) -> str:
+        return ".".join(self.description.host.python.split(".")[:2])
+
+    @property
+    def memory_total(self) -> int | None:
+        """What sandboxes may use together: the worker's total less what zygotes hold."""
+        total = self.settings.worker_mem_total
+        return None if total is None else max(1, total - sum(self.loaded_bytes.values()))
+
+    def status(self) -> WorkerStatus:
+        """This worker as it is now."""
+        with self.lock:
+            generations: dict[str, list[Held]] = {}
+            for held in self.offered.values():
+                generations.setdefault(held.spec.generation, []).append(held)
+            return WorkerStatus(
+                flavor=self.settings.worker_flavor,
+                state=self.state,
+                python=self.description.host.python,
+                markers=self.description.markers,
+                runtime=self.settings.runtime,
+                memory_total=self.memory_total,
+                gpu_total=self.settings.worker_gpu_total,
+                max_sandboxes=self.settings.worker_max_sandboxes,
+                base_memory=self.base_memory,
+                sandboxes=[
+                    SandboxStatus(
+                        sandbox_id=run.sandbox_id,
+                        placement_id=run.placement_id,
+                        memory=run.limit,
+                        gpu_memory=run.assignment.gpu_memory,
+                    )
+                    for run in self.runs.values()
+                ],
+                generations=[
+                    HeldGeneration(
+                        generation=generation,
+                        checkpoint_ids=[held.spec.checkpoint_id for held in group],
+                        restore_fixed=group[0].manifest.restore_fixed_s,
+                        cold_fixed=group[0].manifest.cold_fixed_s,
+                    )
+                    for generation, group in generations.items()
+                ],
+                incarnation=self.incarnation,
+            )
+
+    def report_forever(self) -> None:
+        """Reports every 10 seconds and at each change."""
+        pause = REPORT_S
+        while not self.closing:
+            self.changed.wait(pause)
+            time.sleep(SETTLE_S)
+            self.changed.clear()
+            if self.closing:
+                return
+            for held in list(self.offered.values()):
+                if not self.runtime.alive(held.spec):
+                    self.note_failure(held, "its zygote has ended")
+            try:
+                self.router.report(self.status())
+            except ReadieError as error:
+                self.note_away(error)
+                pause = 1.0
+            else:
+                self.note_back()
+                self.reported.set()
+                pause = REPORT_S
+
+    def note_away(self, error: ReadieError) -> None:
+        if not self.away and not self.closing:
+            log.warning("router not reached", reason=error.detail, way_out=error.hint)
+        self.away = True
+
+    def note_back(self) -> None:
+        if self.away:
+            log.info("router reached again")
+        self.away = False
+
+    # -- placements --
+
+    def poll_forever(self) -> None:
+        """Fetches what there is to do, and does it."""
+        while not self.closing:
+            if not self.reported.wait(1.0):
+                continue
+            try:
+                orders = self.router.fetch(POLL_S)
+            except UnknownWorker:
+                self.reported.clear()  # the router has forgotten this worker
+                self.changed.set()
+            except ReadieError as error:
+                self.note_away(error)
+                time.sleep(1.0)
+            else:
+                self.note_back()
+                if not self.follow(orders, time.monotonic()):
+                    time.sleep(0.05)  # all of it is under way: the router repeats orders until they are carried out
+
+    def follow(self, orders: Orders, arrived: float) -> bool:
+        """Starts what is to run, ends what is to end; False if nothing of it was new."""
+        started = []
+        news = not (orders.run or orders.cancel)
+        for assignment in orders.run:
+            with self.lock:
+                if assignment.placement_id in self.runs or self.stopping.is_set():
+                    continue
+                run = Run(assignment, arrived, assignment.memory, Stop())
+                self.runs[run.placement_id] = run
+            started.append(run)
+            threading.Thread(target=self.run, args=[run], name=f"call {assignment.call_id}").start()
+        for placement_id in orders.cancel:
+            with self.lock:
+                known = self.runs.get(placement_id)
+            news |= known is None or known.stop.problem is None
+            if known:
+                known.stop.set(CallCancelled(f"{known.assignment.call_id} was cancelled"))
+            else:
+                self.send_result(
+                    placement_id, failed(CallCancelled("the worker does not know the placement (any more)"))
+                )
+        for run in started:
+            run.settled.wait(5.0)
+        return news or bool(started)
+
+    def run(self, run: Run) -> None:
+        """Runs one placement from its arrival to its result, in a thread of its own."""
+        assignment = run.assignment
+        sender = OutputSender(
+            lambda output: persist(lambda: self.router.output(run.placement_id, output), self.give_up),
+            self.settings.max_output,
+        )
+        result: Result | None
+        try:
+            accepted = self.accepting.submit(self.accept, run)
+            result = self.execute(run, sender, accepted.result)
+        except Dropped:
+            result = None
+        except Exception as error:  # a fault of the worker's own must not leave the caller waiting
+            log.exception("call failed in the worker", call_id=assignment.call_id)
+            result = failed(SandboxFailed(f"the worker failed: {type(error).__name__}: {error}"))
+        run.settled.set()
+        sender.finish()
+        with self.lock:
+            # The sandbox has ended. Told together with the result, or before: the router counts no memory twice.
+            del self.runs[run.placement_id]
+        if result is not None:
+            queued = msgspec.structs.replace(result.phases, queue=assignment.queue)
+            result = msgspec.structs.replace(result, phases=queued, python=result.python or self.python_minor)
+            self.send_result(run.placement_id, result)
+            log.info(
+                "call ended",
+                call_id=assignment.call_id,
+                function=assignment.function,
+                outcome=result.outcome,
+                started=result.started.how if result.started else None,
+                checkpoint=result.started.checkpoint_id if result.started else None,
+                ready_s=round(result.phases.ready, 4),
+                run_s=round(result.phases.run, 4),
+            )
+        self.changed.set()
+        run.stop.close()
+        with self.idle:
+            self.idle.notify_all()
+
+    def accept(self, run: Run) -> bool:
+        """Tells the router that this worker runs the placement; False if it is not to."""
+        deadline = time.monotonic() + ACCEPT_S
+        try:
+            persist(
+                lambda: self.router.accept(run.placement_id),
+                lambda: bool(run.stop.problem) or self.give_up() or time.monotonic() > deadline,
+            )
+        except ReadieError as error:
+            log.info("placement dropped", placement_id=run.placement_id, reason=error.detail)
+            return False
+        finally:
+            run.settled.set()
+        return True
+
+    def execute(self, run: Run, sender: OutputSender, accepted: Callable[[], bool]) -> Result:
+        """The result of a placement. Raises `Dropped` if it is not to be run."""
+        refusal = self.refuse(run.assignment)
+        if refusal is None:
+            held, fallback = self.choose(run.assignment)
+            if held:
+                try:
+                    return self.attempt(run, held, None, sender, accepted)
+                except StartFailed as error:
+                    self.note_failure(held, str(error))
+                    fallback = f"{held.name} could not be restored: {error}"
+            try:
+                return self.attempt(run, None, fallback, sender, accepted)
+            except StartFailed as error:
+                refusal = SandboxFailed(f"no sandbox could be started: {error}")
+        if not accepted():
+            raise Dropped
+        return failed(refusal)
+
+    def refuse(self, assignment: Assignment) -> ReadieError | None:
+        """Why this worker cannot run a call, before anything is started for it."""
+        if assignment.gpu and self.settings.worker_flavor is not Flavor.GPU:
+            return NeedsGpu("a GPU call came to a cpu worker")
+        if assignment.python != self.python_minor:
+            return PythonMismatch(f"the caller runs Python {assignment.python}, the worker {self.python_minor}")
+        if assignment.packages:
+            return InstallFailed(
+                f"{', '.join(assignment.packages)}: this worker has no index and no wheel folder to install from"
+            )
+        if len(assignment.payload) > self.settings.max_payload:
+            return PayloadTooLarge(
+                f"the payload has {len(assignment.payload)} bytes, MAX_PAYLOAD is {self.settings.max_payload}"
+            )
+        return None
+
+    def choose(self, assignment: Assignment) -> tuple[Held | None, str | None]:
+        """The checkpoint to restore; or none, and why that is not as ordered."""
+        if assignment.checkpoint_id is None:
+            return None, None
+        key = (assignment.generation or "", assignment.checkpoint_id)
+        with self.lock:
+            held = self.offered.get(key)
+            reason = self.absent.get(key, "this worker does not hold it")
+        if held:
+            return held, None
+        return None, f"{assignment.checkpoint_id} of generation {key[0][:12]}: {reason}"
+
+    def attempt(
+        self, run: Run, held: Held | None, fallback: str | None, sender: OutputSender, accepted: Callable[[], bool]
+    ) -> Result:
+        """Runs the call in a sandbox, restored or cold."""
+        assignment = run.assignment
+        call = Call(
+            payload=assignment.payload,
+            python=assignment.python,
+            modules=assignment.modules,
+            memory=assignment.memory,
+            max_memory=max(assignment.memory, assignment.max_memory),
+            timeout=assignment.timeout,
+            start_timeout=self.settings.start_timeout,
+            max_payload=self.settings.max_payload,
+        )
+        ties = Ties(stop=run.stop, on_output=sender.add, grow=lambda limit: self.grow(run, limit), permit=accepted)
+        spec = held.spec if held else None
+        with Folder(self.sandboxes / uuid4().hex[:16]) as place:
+            result = run_call(self.runtime, spec, place, call, ties, arrived=run.arrived)
+        started = Started(
+            how="restored" if held else "cold",
+            generation=held.spec.generation if held else None,
+            checkpoint_id=held.spec.checkpoint_id if held else None,
+            fallback=fallback,
+        )
+        return msgspec.structs.replace(result, started=started)
+
+    def grow(self, run: Run, limit: int) -> bool:
+        """Whether a sandbox's limit may become `limit`: if this worker's memory allows it."""
+        with self.lock:
+            total = self.memory_total
+            others = sum(other.limit for other in self.runs.values() if other is not run)
+            if total is not None and others + limit > total:
+                return False
+            run.limit = limit
+        self.changed.set()
+        return True
+
+    def send_result(self, placement_id: str, result: Result) -> None:
+        """Sends how a placement ended, however long the router is away."""
+        try:
+            persist(lambda: self.router.result(placement_id, result), self.give_up)
+        except UnknownPlacement:
+            log.info("result not wanted any more", placement_id=placement_id)
+        except ReadieError as error:
+            log.warning("result refused", placement_id=placement_id, reason=error.detail)
+            if result.payload:
+                refused = ResultTooLarge if isinstance(error, PayloadTooLarge) else BadResult
+                problem = describe_problem(refused(f"the router refused it: {error.detail}"))
+                self.send_result(
+                    placement_id, msgspec.structs.replace(result, outcome="failed", payload=b"", problem=problem)
+                )
+
+
+def failed(error: ReadieError) -> Result:
+    """The result of a placement that never had a sandbox."""
+    outcome = "cancelled" if isinstance(error, CallCancelled) else "failed"
+    return Result(outcome=outcome, problem=describe_problem(error), phases=Phases())  # type: ignore[arg-type]
+
+
+# ---- the process ----
+
+
+@contextmanager
+def owned_folder(path: Path) -> Iterator[Path]:
+    """WORKER_DIR, for this process alone. Raises `BadSetting` if it cannot be had."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if path.stat().st_uid != os.geteuid():
+            raise BadSetting(f"WORKER_DIR={path} belongs to another user", "Set WORKER_DIR to a folder of your own.")
+        lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise BadSetting(f"WORKER_DIR={path}: {error.strerror}", "Set it to a folder that can be written.") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise BadSetting(
+            f"WORKER_DIR={path} is in use by another worker", "Give each worker its own WORKER_ID or WORKER_DIR."
+        ) from None
+    else:
+        yield path
+    finally:
+        os.close(lock)
+
+
+def serve(environ: Mapping[str, str]) -> None:
+    """`readie-worker serve`: runs until SIGTERM or Ctrl-C; a second one ends what still runs."""
+    settings = read_worker_settings(environ)
+    check_gpu(settings.worker_flavor)
+    configure_log()
+    with owned_folder(settings.folder) as folder:
+        sandboxes = folder / "sandboxes"
+        sandboxes.mkdir(mode=0o700, exist_ok=True)
+        (folder / "runtime").mkdir(mode=0o700, exist_ok=True)
+        runtime = open_runtime(settings.runtime, Path(settings.rootfs), folder / "runtime")
+        router = Router(settings)
+        try:
+            orphans = runtime.remove_orphans(sandboxes)
+            if orphans:
+                log.warning("removed what an earlier run left", sandboxes=orphans)
+            if settings.runtime == "fork":
+                log.warning("fork isolates nothing: calls run as this user, with its files and network")
+            run_until_signal(Agent(settings, runtime, router))
+        finally:
+            router.close()
+            runtime.close()
+
+
+def run_until_signal(agent: Agent) -> None:
+    """Runs the agent in a thread; the main thread only waits for signals, whose handlers can run between any two steps."""
+    wake = os.eventfd(0, os.EFD_CLOEXEC)
+    failures: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            agent.serve()
+        except BaseException as error:  # noqa: BLE001 - raised again in the main thread
+            failures.append(error)
+        finally:
+            os.eventfd_write(wake, 1)
+
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        os.eventfd_write(wake, 1)
+
+    previous = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    thread = threading.Thread(target=body, name="agent")
+    thread.start()
+    try:
+        while True:
+            os.eventfd_read(wake)
+            if not thread.is_alive() or failures or agent.closing:
+                break
+            agent.stop()
+        thread.join()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        os.close(wake)
+    if failures:
+        raise failures[0]
+
+
+def configure_log() -> None:
+    """Readable lines on stderr."""
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.format_exc_info,
+            structlog.dev.ConsoleRenderer(colors=False),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+    )

@@ -1,0 +1,95 @@
+"""The router, as an agent sees it."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import httpx
+import msgspec
+
+from readie.errors import BadSetting, ReadieError, RouterUnreachable, problem_from
+from readie.wire import Orders, Output, Problem, Result, WorkerStatus
+from worker.settings import WorkerSettings
+
+MESSAGEPACK = "application/vnd.msgpack"
+ANSWERED_TRIES = 20  # of a router that answers, and cannot
+
+T = TypeVar("T")
+
+
+class Router:
+    """The router's routes for agents. Every method raises `RouterUnreachable`, or the problem that it answers."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        headers = {"Accept": f"{MESSAGEPACK}, application/problem+json", "Content-Type": MESSAGEPACK}
+        if settings.worker_token:
+            headers["Authorization"] = f"Bearer {settings.worker_token}"
+        self.worker_id = settings.worker_id
+        try:
+            url = httpx.URL(settings.router_url)
+        except httpx.InvalidURL as error:
+            raise BadSetting(
+                f"ROUTER_URL={settings.router_url!r}: {error}", "Accepted: http://127.0.0.1:8700."
+            ) from None
+        self.http = httpx.Client(
+            base_url=url,
+            headers=headers,
+            timeout=httpx.Timeout(30.0, connect=5.0),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=16),
+            trust_env=url.host not in {"127.0.0.1", "::1", "localhost"},  # no proxy can reach it
+        )
+
+    def ask(self, method: str, path: str, body: object = None, *, read_s: float = 30.0) -> httpx.Response:
+        content = b"" if body is None else msgspec.msgpack.encode(body)
+        try:
+            answer = self.http.request(method, path, content=content, timeout=httpx.Timeout(read_s, connect=5.0))
+        except httpx.RequestError as error:
+            raise RouterUnreachable(f"{self.http.base_url}: {error}") from error
+        if answer.is_success:
+            return answer
+        try:
+            problem = msgspec.json.decode(answer.content, type=Problem)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            raise RouterUnreachable(
+                f"{self.http.base_url} answered {answer.status_code}, and not as a router does",
+                "Set ROUTER_URL to a Readie router.",
+            ) from None
+        raise problem_from(problem.type, problem.detail or problem.title, problem.way_out)
+
+    def report(self, status: WorkerStatus) -> None:
+        self.ask("PUT", f"/v1/workers/{self.worker_id}", status)
+
+    def fetch(self, wait: float) -> Orders:
+        answer = self.ask("GET", f"/v1/workers/{self.worker_id}/placements?wait={wait:g}", read_s=wait + 30.0)
+        try:
+            return msgspec.msgpack.decode(answer.content, type=Orders)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise RouterUnreachable(f"{self.http.base_url} answered what is no order: {error}") from error
+
+    def accept(self, placement_id: str) -> None:
+        self.ask("POST", f"/v1/placements/{placement_id}/accept?worker_id={self.worker_id}")
+
+    def output(self, placement_id: str, output: Output) -> None:
+        self.ask("POST", f"/v1/placements/{placement_id}/output", output)
+
+    def result(self, placement_id: str, result: Result) -> None:
+        self.ask("PUT", f"/v1/placements/{placement_id}/result", result, read_s=60.0)
+
+    def close(self) -> None:
+        self.http.close()
+
+
+def persist(action: Callable[[], T], give_up: Callable[[], bool]) -> T:
+    """Repeats `action` while the router is away, less and less often. Raises what it answers once it answers."""
+    pause = 0.1
+    answered = 0
+    while True:
+        try:
+            return action()
+        except ReadieError as error:
+            away = isinstance(error, RouterUnreachable)
+            answered += not away
+            if give_up() or (not away and (error.status < 500 or answered >= ANSWERED_TRIES)):
+                raise
+        time.sleep(pause)
+        pause = min(2 * pause, 2.0)

@@ -1,0 +1,79 @@
+"""The agent's settings, each from the environment variable of its name, read once at start."""
+
+import re
+import socket
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from readie.errors import BadSetting
+from readie.flavor import Flavor
+from readie.settings import Bytes, read_settings
+from readie.wire import MAX_PAYLOAD, MAX_SECONDS
+
+Duration = Annotated[float, msgspec.Meta(gt=0, le=MAX_SECONDS, description="seconds above 0, a week at most")]
+
+
+def default_worker_id() -> str:
+    """The host's name, in the characters that an id may have."""
+    return re.sub(r"[^A-Za-z0-9._:-]", "-", socket.gethostname()).lstrip("._:-")[:128] or "worker"
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What `readie-worker serve` reads."""
+
+    rootfs: str  # the root filesystem: a folder with its own bin/python
+    router_url: Annotated[
+        str, msgspec.Meta(pattern=r"^https?://[^/]", description="a URL such as http://127.0.0.1:8700")
+    ] = "http://127.0.0.1:8700"
+    worker_token: str = ""  # what the router's WORKER_TOKEN is
+    worker_id: Annotated[
+        str,
+        msgspec.Meta(
+            pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$",
+            description="up to 128 letters, digits and . _ : -, of which the first is a letter or digit",
+        ),
+    ] = msgspec.field(default_factory=default_worker_id)
+    worker_flavor: Flavor = Flavor.CPU
+    worker_mem_total: Bytes | None = None  # what sandboxes and zygotes may use together; unset: not a limit
+    worker_gpu_total: Bytes | None = None  # GPU memory; of gpu workers only
+    worker_max_sandboxes: Annotated[
+        int, msgspec.Meta(ge=0, le=100_000, description="a whole number from 0 (no limit) to 100000")
+    ] = 0
+    worker_dir: str | None = (
+        None  # sandboxes' folders; one worker's own. Default: a folder in the system's temporary one
+    )
+    checkpoint_dir: str | None = None  # <generation>/manifest.json and <generation>/<checkpoint id>/
+    runtime: Literal["fork", "runsc"] = "fork"
+    max_payload: Bytes = Bytes(MAX_PAYLOAD)  # of a call and of a result
+    max_output: Bytes = Bytes(10 * 1024 * 1024)  # of what one call prints; what is beyond is dropped
+    start_timeout: Duration = 120.0  # until a function starts: restore or cold start, and imports
+    load_timeout: Duration = 300.0  # of making a checkpoint ready to restore
+
+    @property
+    def folder(self) -> Path:
+        """WORKER_DIR, or its default."""
+        return Path(self.worker_dir or Path(tempfile.gettempdir()) / f"readie-{self.worker_id}").absolute()
+
+
+def read_worker_settings(environ: Mapping[str, str]) -> WorkerSettings:
+    """The settings. Raises `BadSetting`, which names the variable, its value and what is accepted."""
+    settings = read_settings(WorkerSettings, environ)
+    gpu = settings.worker_flavor is Flavor.GPU
+    if gpu and settings.worker_gpu_total is None:
+        raise BadSetting("WORKER_GPU_TOTAL is not set, and WORKER_FLAVOR=gpu", "Set it: bytes, or a size such as 16Gi.")
+    if not gpu and settings.worker_gpu_total is not None:
+        raise BadSetting(
+            f"WORKER_GPU_TOTAL={settings.worker_gpu_total}: WORKER_FLAVOR is cpu", "Leave it out, or set gpu."
+        )
+    if not (settings.worker_token.isascii() and settings.worker_token.isprintable()):
+        raise BadSetting("WORKER_TOKEN has characters that a header cannot carry", "Use printable ASCII.")
+    if settings.checkpoint_dir is not None and not Path(settings.checkpoint_dir).is_dir():
+        raise BadSetting(
+            f"CHECKPOINT_DIR={settings.checkpoint_dir!r} is not a folder",
+            "Accepted: the folder that holds <generation>/manifest.json; leave it out to start every call cold.",
+        )
+    return settings
