@@ -27,7 +27,7 @@ from typing import Annotated, Any, Generic, Literal, ParamSpec, Protocol, TypedD
 import cloudpickle
 import httpx
 import msgspec
-from cloudpickle import cloudpickle as registry
+from cloudpickle.cloudpickle import list_registry_pickle_by_value
 
 from readie import wire
 from readie.errors import (
@@ -162,7 +162,7 @@ class Remote(Generic[P, R]):
     def __init__(self, function: Callable[P, Any], template: wire.CallRequest) -> None:
         if isinstance(function, Remote):  # marked again, with other options
             function = function.__wrapped__
-        if not callable(function):
+        if not callable(function) and not isinstance(function, classmethod):  # which __get__ will bind
             raise TypeError(f"remote() marks functions, and {function!r} is not callable")
         functools.update_wrapper(self, function)
         self.template = msgspec.structs.replace(template, function=_name(function))
@@ -272,7 +272,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return types.ModuleType, (module.__name__,), content
 
     def register(self, module: types.ModuleType) -> None:
-        if module.__name__ not in registry.list_registry_pickle_by_value():
+        if module.__name__ not in list_registry_pickle_by_value():
             cloudpickle.register_pickle_by_value(module)
             self.registered.append(module)
 
@@ -544,8 +544,7 @@ class Call(Generic[R]):
             with contextlib.suppress(Exception):
                 error = pickle.loads(result.payload)  # noqa: S301 - as above
         if not isinstance(error, Exception):  # SystemExit, too, ends the remote process and not this one
-            last = (problem.traceback or "").strip().rpartition("\n")[2]
-            error = RemoteError(last or problem.detail or problem.title)
+            error = RemoteError(": ".join(filter(None, [problem.title, problem.detail])))
         if problem.traceback:
             where = f" on {self._status.placement.worker_id}" if self._status and self._status.placement else ""
             error.add_note(f"\nRemote traceback of {self.function}{where}:\n{problem.traceback.rstrip()}")

@@ -562,7 +562,7 @@ class _Function:
         self.names.update({_name(path[0]), name})
         found = self.member(path[-1], rest[0])
         if found is _MISSING:  # lazily loaded: what it will be is known by name only
-            self.names.add(follow(name, rest))
+            self.names.add(follow(name, rest) if len(rest) > 1 else f"{name}.{rest[0]}")
             return _MISSING
         known = found is importlib.import_module or found is builtins.__import__
         return found if known or is_local(name) else _MISSING
