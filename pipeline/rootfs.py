@@ -296,7 +296,7 @@ def _own_files(
     for names_, paths in sorted(shared.items()):
         example = f"such as {paths[0]}" if len(paths) > 1 else paths[0]
         count = _count(paths, "module file")
-        warnings.append(f"{' and '.join(names_)} both own {count}, {example}: taken as {names_[0]}'s")
+        warnings.append(f"{' and '.join(names_)} own {count}, {example}: taken as {names_[0]}'s")
     return {path: min(names) for path, names in sorted(owners.items())}
 
 

@@ -396,7 +396,7 @@ class TestMetadata:
         assert rootfs.distribution_of("cv2.data") == "opencv-python"
         assert rootfs.top_levels == {"opencv-python": ["cv2"], "opencv-python-headless": []}
         (warning,) = rootfs.warnings
-        assert warning.startswith("opencv-python and opencv-python-headless both own 2 module files, such as")
+        assert warning.startswith("opencv-python and opencv-python-headless own 2 module files, such as")
         assert warning.endswith(f"{site}/cv2/__init__.py: taken as opencv-python's")
 
     def test_recorded_files_that_are_gone_are_not_owned(self, site: Path) -> None:
