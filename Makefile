@@ -10,7 +10,7 @@ RUNTIME ?= fork
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check format generation capture lock clean
+.PHONY: help setup demo test check format docs generation capture lock clean
 
 help: ## say what there is
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -35,10 +35,14 @@ check: setup ## lint, format and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/python docs/make_reference.py --check
 
 format: setup ## put every file into shape
 	$(BIN)/ruff check --fix-only --quiet
 	$(BIN)/ruff format --quiet
+
+docs: setup ## write docs/reference.md from the program itself
+	$(BIN)/python docs/make_reference.py
 
 generation: setup ## the whole pipeline for one flavor: make generation FLAVOR=cpu ROOTFS=… CORPUS=…
 	$(BIN)/readie-pipeline generation --flavor $(FLAVOR) --rootfs $(ROOTFS) --runtime $(RUNTIME) --out $(OUT) $(CORPUS)
