@@ -2,16 +2,79 @@
 
 from typing import TYPE_CHECKING, Any
 
+from readie.errors import (
+    BadBudget,
+    BadFunction,
+    BadRequest,
+    BadRequirement,
+    BadResult,
+    BadSetting,
+    BadSize,
+    CallCancelled,
+    CallError,
+    CallTimeout,
+    InstallFailed,
+    NoCapacity,
+    NoWorkers,
+    OutOfMemory,
+    PayloadTooLarge,
+    PlacementError,
+    PythonMismatch,
+    ReadieError,
+    RemoteError,
+    ResultTooLarge,
+    RouterUnreachable,
+    SandboxFailed,
+    Unauthorized,
+    Unavailable,
+    UnknownCheckpoint,
+    UsageError,
+    WorkerLost,
+)
+
 if TYPE_CHECKING:
+    from readie.client import Call as Call
+    from readie.client import Remote as Remote
     from readie.client import remote as remote
 
-__all__ = ["remote"]
+__all__ = [
+    "BadBudget",
+    "BadFunction",
+    "BadRequest",
+    "BadRequirement",
+    "BadResult",
+    "BadSetting",
+    "BadSize",
+    "Call",
+    "CallCancelled",
+    "CallError",
+    "CallTimeout",
+    "InstallFailed",
+    "NoCapacity",
+    "NoWorkers",
+    "OutOfMemory",
+    "PayloadTooLarge",
+    "PlacementError",
+    "PythonMismatch",
+    "ReadieError",
+    "Remote",
+    "RemoteError",
+    "ResultTooLarge",
+    "RouterUnreachable",
+    "SandboxFailed",
+    "Unauthorized",
+    "Unavailable",
+    "UnknownCheckpoint",
+    "UsageError",
+    "WorkerLost",
+    "remote",
+]
 
 
 def __getattr__(name: str) -> Any:
     # Lazy, so that `import readie.units` in a worker does not load the HTTP client.
-    if name == "remote":
-        from readie.client import remote
+    if name in {"Call", "Remote", "remote"}:
+        from readie import client
 
-        return remote
+        return getattr(client, name)
     raise AttributeError(f"module 'readie' has no attribute {name!r}")

@@ -572,6 +572,7 @@ class _Batch(Generic[R]):
         self.room = threading.Semaphore(in_flight)
         self.changed = threading.Condition()
         self.running: set[Call[R]] = set()
+        self.busy = 0  # calls that run, or are being placed
         self.ended_at = -math.inf
         self.stopped = False
 
@@ -605,6 +606,7 @@ class _Batch(Generic[R]):
             with self.changed:
                 if call is not None:
                     self.running.discard(call)
+                    self.busy -= 1
                     self.ended_at = time.monotonic()
                 self.changed.notify_all()
             self.room.release()
@@ -613,20 +615,23 @@ class _Batch(Generic[R]):
 
     def place(self, request: wire.CallRequest) -> Call[R]:
         while not self.stopped:
+            with self.changed:
+                self.busy += 1
             try:
                 call: Call[R] = Call(_drive(_place(request)), request.function)
-            except NoCapacity:
+            except ReadieError as error:
                 with self.changed:
-                    if not self.running and time.monotonic() - self.ended_at > SETTLE_SECONDS:
+                    self.busy -= 1
+                    own = self.busy or time.monotonic() - self.ended_at < SETTLE_SECONDS
+                    if not (isinstance(error, NoCapacity) and own):
                         raise  # it is not this map's own calls that take the room
                     self.changed.wait(1.0)
-            else:
-                with self.changed:
-                    self.running.add(call)
-                    late = self.stopped
-                if late:
-                    call.cancel()
-                return call
+                continue
+            with self.changed:
+                self.running.add(call)
+            if self.stopped:  # in the meantime
+                call.cancel()
+            return call
         raise CallCancelled("another call of the same map failed")
 
     def stop(self) -> None:
