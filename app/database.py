@@ -4,7 +4,7 @@ The only file that knows which of the two it is. Everything else takes a connect
 """
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
@@ -126,6 +126,11 @@ class Database:
         except (psycopg.IntegrityError, psycopg.DataError) as error:
             reason = " ".join(filter(None, [error.diag.message_primary, error.diag.message_detail])) or str(error)
             raise RowRefused(into.name, None, None, reason) from error
+
+    def analyze(self, connection: Connection, tables: Iterable[Table]) -> None:
+        """Has PostgreSQL look at what was just loaded: it plans by what it knows, and plans badly until then."""
+        if not self._is_duckdb:
+            connection.execute(text(f"ANALYZE {', '.join(table.name for table in tables)}"))
 
     @contextmanager
     def _problems(self) -> Iterator[None]:
