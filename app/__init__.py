@@ -1,0 +1,1 @@
+"""The router: catalogues in a database, selection by SQL, placement, the API."""

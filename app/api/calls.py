@@ -1,0 +1,160 @@
+"""Routes for clients: place a call, follow it, cancel it; explain what one would cost."""
+
+import threading
+from typing import Annotated
+
+import msgspec
+from litestar import delete, get, post
+from litestar.params import Parameter
+from sqlalchemy import Connection
+
+from app.api import PROBLEMS
+from app.database import Database
+from app.lease import cancel_call
+from app.placement import WorkerFilled, place_call, placement_of
+from app.scoring import explain
+from app.settings import RouterSettings
+from app.sql import statement
+from app.waiting import CAPACITY, WakeUps, call_topic, worker_topic
+from readie.errors import NoCapacity, NoWorkers, PayloadTooLarge, PlacementError, UnknownCall
+from readie.units import ns_to_seconds
+from readie.wire import (
+    MAX_WAIT,
+    CallPlaced,
+    CallRequest,
+    CallState,
+    CallStatus,
+    CallView,
+    ExplainRequest,
+    Explanation,
+    OutputPiece,
+    Result,
+)
+
+#: Placements of one process take turns: they would only wait for the same worker's row, and then find it filled.
+_turn = threading.Lock()
+
+#: Times that the chosen worker may be filled by another router before a call gives up.
+MOST_CONTESTS = 20
+
+Wait = Annotated[float, Parameter(ge=0, le=MAX_WAIT, description="seconds to wait for something to tell")]
+Limit = Annotated[int, Parameter(ge=1, le=1000)]
+Offset = Annotated[int, Parameter(ge=0, le=2**31 - 1)]
+
+
+@post("/calls", operation_id="placeCall", responses=PROBLEMS)
+async def place(data: CallRequest, database: Database, settings: RouterSettings, wake_ups: WakeUps) -> CallPlaced:
+    """Places a call on a worker, waiting up to its queue_timeout for one that can take it."""
+    if len(data.payload) > settings.max_payload:
+        raise PayloadTooLarge(f"the payload has {len(data.payload)} bytes, MAX_PAYLOAD is {settings.max_payload}")
+    placed = await wake_ups.wait(
+        CAPACITY,
+        data.queue_timeout,
+        lambda: _try_to_place(database, settings, data),
+        lambda answer: isinstance(answer, CallPlaced),
+    )
+    if isinstance(placed, PlacementError):
+        raise placed
+    wake_ups.ring(worker_topic(placed.placement.worker_id))
+    return placed
+
+
+def _try_to_place(database: Database, settings: RouterSettings, request: CallRequest) -> CallPlaced | PlacementError:
+    """The call, placed, or why it cannot be now."""
+    for _ in range(MOST_CONTESTS):
+        try:
+            with _turn, database.transaction() as connection:
+                return place_call(connection, database, settings, request)
+        except WorkerFilled:
+            continue
+        except (NoWorkers, NoCapacity) as error:
+            return error
+    return NoCapacity(f"{MOST_CONTESTS} times another router filled the chosen worker first")
+
+
+@get("/calls/{call_id:str}", operation_id="readCall", responses=PROBLEMS)
+async def read(
+    call_id: str,
+    database: Database,
+    wake_ups: WakeUps,
+    wait: Wait = 0.0,
+    seen: Annotated[int | None, Parameter(ge=0, le=2**31 - 1)] = None,
+) -> CallStatus:
+    """How a call goes: at once, or when it has ended or printed more than `seen` pieces, or after `wait` seconds."""
+    return await wake_ups.wait(
+        call_topic(call_id),
+        wait,
+        lambda: _read_status(database, call_id, seen),
+        lambda status: status.result is not None or (seen is not None and bool(status.output)),
+    )
+
+
+def _read_status(database: Database, call_id: str, seen: int | None) -> CallStatus:
+    with database.reading() as connection:
+        call = connection.execute(statement("call_status"), {"call_id": call_id}).mappings().first()
+        if call is None:
+            raise UnknownCall(f"{call_id} was never placed")
+        output = connection.execute(statement("output_of_call"), {"call_id": call_id}).all()
+    ended = call["state"] in ("finished", "failed", "cancelled")
+    if ended and call["result"] is None:
+        raise UnknownCall(f"{call_id} has {call['state']}, and its result was dropped since")
+    if ended and not call["was_read"]:
+        with database.transaction() as connection:
+            connection.execute(statement("mark_read"), {"call_id": call_id})
+    # Pieces that a client has not seen: of another placement it has seen none, and fewer may be there.
+    first = seen if seen is not None and seen <= len(output) else 0
+    return CallStatus(
+        call_id=call_id,
+        state=call["state"],
+        function=call["function"],
+        created_at=call["created_at"],
+        placement=placement_of(call),
+        output=[OutputPiece(stream=row.stream, text=row.text) for row in output[first:]],
+        output_from=first,
+        result=None if call["result"] is None else msgspec.msgpack.decode(call["result"], type=Result),
+    )
+
+
+@delete("/calls/{call_id:str}", operation_id="cancelCall", status_code=204, sync_to_thread=True, responses=PROBLEMS)
+def cancel(call_id: str, database: Database, wake_ups: WakeUps) -> None:
+    """Ends a call; one that has ended stays as it is."""
+    with database.transaction() as connection:
+        worker_id = cancel_call(connection, call_id)
+    if worker_id is not None:
+        wake_ups.ring(worker_topic(worker_id), call_topic(call_id), CAPACITY)
+
+
+@get("/calls", operation_id="listCalls", sync_to_thread=True, responses=PROBLEMS)
+def list_calls(
+    database: Database, state: CallState | None = None, limit: Limit = 100, offset: Offset = 0
+) -> list[CallView]:
+    """Calls, the latest first."""
+    with database.reading() as connection:
+        return read_calls(connection, state, limit, offset)
+
+
+def read_calls(connection: Connection, state: CallState | None, limit: int, offset: int) -> list[CallView]:
+    """A page of the calls in this state (None: any), the latest first."""
+    rows = connection.execute(statement("call_rows"), {"state": state, "at_most": limit, "skip": offset})
+    return [
+        CallView(
+            call_id=row.call_id,
+            state=row.state,
+            function=row.function,
+            created_at=row.created_at,
+            finished_at=row.finished_at,
+            worker_id=row.worker_id,
+            checkpoint_id=row.checkpoint_id,
+            generation=row.generation,
+            predicted_ready=None if row.predicted_ready_ns is None else ns_to_seconds(row.predicted_ready_ns),
+            measured_ready=None if row.measured_ready_ns is None else ns_to_seconds(row.measured_ready_ns),
+        )
+        for row in rows
+    ]
+
+
+@post("/explain", operation_id="explain", status_code=200, sync_to_thread=True, responses=PROBLEMS)
+def explain_modules(data: ExplainRequest, database: Database) -> Explanation:
+    """What every checkpoint would cost for these modules, cheapest first, and why."""
+    with database.reading() as connection:
+        return explain(connection, data)

@@ -1,0 +1,140 @@
+"""Routes for worker agents: report, fetch placements, say what became of them; and for people: the workers."""
+
+from typing import Annotated
+
+from litestar import get, post, put
+from litestar.params import Parameter
+from sqlalchemy import Connection
+
+from app.api import PROBLEMS
+from app.api.calls import Wait
+from app.database import Database
+from app.lease import accept_placement, add_output, call_of, end_placement, problem_of, read_orders
+from app.liveness import report_status
+from app.settings import RouterSettings
+from app.sql import statement
+from app.waiting import CAPACITY, WakeUps, call_topic, worker_topic
+from readie.errors import ResultTooLarge
+from readie.flavor import Flavor
+from readie.units import ns_to_seconds
+from readie.wire import HeldGeneration, Orders, Output, Result, WorkerStatus, WorkerView
+
+Identifier = Annotated[str, Parameter(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")]
+
+
+@put("/workers/{worker_id:str}", operation_id="reportWorker", status_code=204, sync_to_thread=True, responses=PROBLEMS)
+def report(worker_id: Identifier, data: WorkerStatus, database: Database, wake_ups: WakeUps) -> None:
+    """What a worker is and has, every 10 seconds and at each change; it replaces what was reported before."""
+    with database.transaction() as connection:
+        report_status(connection, worker_id, data)
+    wake_ups.ring(worker_topic(worker_id), CAPACITY)
+
+
+@get("/workers/{worker_id:str}/placements", operation_id="fetchPlacements", responses=PROBLEMS)
+async def fetch(worker_id: str, database: Database, wake_ups: WakeUps, wait: Wait = 0.0) -> Orders:
+    """What the agent has to do: at once if there is something, else when there is, or after `wait` seconds."""
+
+    def read() -> Orders:
+        with database.reading() as connection:
+            return read_orders(connection, worker_id)
+
+    return await wake_ups.wait(
+        worker_topic(worker_id), wait, read, lambda orders: bool(orders.run or orders.cancel or orders.end_sessions)
+    )
+
+
+@post(
+    "/placements/{placement_id:str}/accept",
+    operation_id="acceptPlacement",
+    status_code=204,
+    sync_to_thread=True,
+    responses=PROBLEMS,
+)
+def accept(placement_id: str, worker_id: Identifier, database: Database, wake_ups: WakeUps) -> None:
+    """The agent of this worker runs the placement, and nobody else; to say so twice is fine."""
+    with database.transaction() as connection:
+        accept_placement(connection, placement_id, worker_id)
+    wake_ups.ring(call_topic(call_of(placement_id)))
+
+
+@post(
+    "/placements/{placement_id:str}/output",
+    operation_id="addOutput",
+    status_code=204,
+    sync_to_thread=True,
+    responses=PROBLEMS,
+)
+def output(placement_id: str, data: Output, database: Database, wake_ups: WakeUps) -> None:
+    """A piece of what the call printed; a repeated sequence number is ignored."""
+    with database.transaction() as connection:
+        call_id = add_output(connection, placement_id, data)
+    wake_ups.ring(call_topic(call_id))
+
+
+@put(
+    "/placements/{placement_id:str}/result",
+    operation_id="endPlacement",
+    status_code=204,
+    sync_to_thread=True,
+    responses=PROBLEMS,
+)
+def result(placement_id: str, data: Result, database: Database, settings: RouterSettings, wake_ups: WakeUps) -> None:
+    """How the placement ended; to say so twice is fine, the first time counts."""
+    if len(data.payload) > settings.max_payload:
+        error = ResultTooLarge(f"the result has {len(data.payload)} bytes, MAX_PAYLOAD is {settings.max_payload}")
+        data = Result(
+            outcome="failed",
+            problem=problem_of(error),
+            python=data.python,
+            started=data.started,
+            phases=data.phases,
+        )
+    with database.transaction() as connection:
+        call_id = end_placement(connection, placement_id, data)
+    if call_id is not None:
+        wake_ups.ring(call_topic(call_id), CAPACITY)
+
+
+@get("/workers", operation_id="listWorkers", sync_to_thread=True, responses=PROBLEMS)
+def list_workers(database: Database) -> list[WorkerView]:
+    """Workers, by id, with what is taken of them."""
+    with database.reading() as connection:
+        return read_workers(connection)
+
+
+def read_workers(connection: Connection) -> list[WorkerView]:
+    """All workers, by id."""
+    held: dict[str, dict[str, HeldGeneration]] = {}
+    for row in connection.execute(statement("generations_of_workers")):
+        generation = held.setdefault(row.worker_id, {}).setdefault(
+            row.generation,
+            HeldGeneration(
+                generation=row.generation,
+                checkpoint_ids=[],
+                restore_fixed=ns_to_seconds(row.restore_fixed_ns),
+                cold_fixed=ns_to_seconds(row.cold_fixed_ns),
+            ),
+        )
+        if row.checkpoint_id is not None:
+            generation.checkpoint_ids.append(row.checkpoint_id)
+    return [
+        WorkerView(
+            worker_id=row.worker_id,
+            flavor=Flavor(row.flavor),
+            state=row.state,
+            runtime=row.runtime,
+            python=row.python,
+            memory_total=row.memory_total_bytes,
+            memory_used=int(row.memory_used),
+            memory_reserved=int(row.memory_reserved),
+            gpu_total=row.gpu_total_bytes,
+            gpu_used=int(row.gpu_used),
+            gpu_reserved=int(row.gpu_reserved),
+            max_sandboxes=row.max_sandboxes,
+            sandboxes=row.sandboxes,
+            in_flight=row.in_flight,
+            heard_at=row.heard_at,
+            generations=list(held.get(row.worker_id, {}).values()),
+        )
+        for row in connection.execute(statement("worker_rows"))
+    ]

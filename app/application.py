@@ -1,0 +1,195 @@
+"""The router's web application: every route on one screen, every error a problem document."""
+
+import asyncio
+import ipaddress
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+import structlog
+from litestar import Litestar, Request, Response, Router
+from litestar.concurrency import sync_to_thread
+from litestar.di import Provide
+from litestar.exceptions import HTTPException, ValidationException
+from litestar.openapi import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin
+from litestar.openapi.spec import Components, SecurityScheme
+
+from app.api import PROBLEM, WireRequest, WireResponse, calls, catalogues, check_path, operations, token_guard, workers
+from app.database import Database
+from app.lease import problem_of
+from app.liveness import prune, sweep
+from app.settings import RouterSettings
+from app.waiting import WakeUps
+from readie.errors import (
+    BadRequest,
+    BadSetting,
+    MethodNotAllowed,
+    NoCapacity,
+    NotFound,
+    NoWorkers,
+    PayloadTooLarge,
+    ReadieError,
+    Unauthorized,
+)
+
+#: Seconds between two looks for payloads and results that are past their time.
+PRUNE_INTERVAL = 60.0
+
+#: What a body may have besides its payload: 10,000 modules and 1,000 packages of 1,024 characters.
+MOST_OF_THE_REST = 16 * 1024 * 1024
+
+log = structlog.get_logger(__name__)
+
+
+def create_app(settings: RouterSettings, database: Database, wake_ups: WakeUps | None = None) -> Litestar:
+    """The application over an open database at the current schema.
+
+    Raises `BadSetting` when it would serve anyone on an address that others reach.
+    """
+    check_tokens(settings)
+    wake_ups = wake_ups or WakeUps()
+    clients = Router(
+        "/v1",
+        route_handlers=[
+            calls.place,
+            calls.read,
+            calls.cancel,
+            calls.list_calls,
+            calls.explain_modules,
+            catalogues.list_all,
+            catalogues.read_active,
+            catalogues.read_one_item,
+            catalogues.read_one_checkpoint,
+            workers.list_workers,
+        ],
+        guards=[token_guard(settings.auth_token)],
+        tags=["clients"],
+    )
+    agents = Router(
+        "/v1",
+        route_handlers=[workers.report, workers.fetch, workers.accept, workers.output, workers.result],
+        guards=[token_guard(settings.worker_token)],
+        tags=["worker agents"],
+    )
+    operators = Router("/", route_handlers=[operations.health, operations.ready], tags=["operators"])
+    return Litestar(
+        route_handlers=[clients, agents, operators],
+        guards=[check_path],
+        dependencies={
+            "database": Provide(lambda: database, sync_to_thread=False),
+            "settings": Provide(lambda: settings, sync_to_thread=False),
+            "wake_ups": Provide(lambda: wake_ups, sync_to_thread=False),
+        },
+        exception_handlers={Exception: answer_problem},
+        lifespan=[_sweeping(settings, database, wake_ups)],
+        request_class=WireRequest,
+        response_class=WireResponse,
+        request_max_body_size=settings.max_payload * 4 // 3 + MOST_OF_THE_REST,  # in JSON a payload is base64
+        openapi_config=_openapi(),
+        logging_config=None,
+        debug=False,
+    )
+
+
+def check_tokens(settings: RouterSettings) -> None:
+    """Says loudly which tokens are not set; raises `BadSetting` where others than this machine could use that."""
+    missing = [name for name in ("auth_token", "worker_token") if getattr(settings, name) is None]
+    if not missing:
+        return
+    names = " and ".join(name.upper() for name in missing)
+    if not _is_loopback(settings.host):
+        raise BadSetting(
+            f"ROUTER_HOST={settings.host!r}: {names} not set, and others than this machine reach that address",
+            f"Set {names}, or serve on 127.0.0.1.",
+        )
+    log.warning("NO TOKEN IS SET: EVERY PROCESS ON THIS MACHINE MAY SEND CALLS OR RUN THEM", unset=names)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name: it may stand for any address
+
+
+def answer_problem(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    """The problem document of whatever went wrong. What is not in the table is logged whole and answered without."""
+    known = _as_problem(error)
+    instance = None
+    if known is None:
+        known = ReadieError()
+        instance = f"urn:uuid:{uuid4()}"
+        log.error("request failed", instance=instance, method=request.method, path=request.url.path, exc_info=error)
+    headers = {}
+    if isinstance(known, NoCapacity | NoWorkers):
+        headers["Retry-After"] = "1"
+    if isinstance(known, Unauthorized):
+        headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, HTTPException) and error.headers and "Allow" in error.headers:
+        headers["Allow"] = error.headers["Allow"]
+    body = msgspec.json.encode(problem_of(known, instance))
+    return Response(body, status_code=known.status, media_type=PROBLEM, headers=headers)
+
+
+def _as_problem(error: Exception) -> ReadieError | None:
+    match error:
+        case ReadieError():
+            return error
+        case ValidationException(extra=list() as found):
+            places = [": ".join(filter(None, [each.get("key"), each.get("message")])) for each in found]
+            return BadRequest("; ".join(places) or error.detail)
+        case HTTPException(status_code=404):
+            return NotFound("no such route")
+        case HTTPException(status_code=405):
+            return MethodNotAllowed("the route is there, but not for this method")
+        case HTTPException(status_code=413):
+            return PayloadTooLarge("the body is larger than MAX_PAYLOAD and the rest of a request can be")
+        case HTTPException(status_code=status) if 400 <= status < 500:
+            return BadRequest(error.detail)
+    return None
+
+
+def _sweeping(settings: RouterSettings, database: Database, wake_ups: WakeUps) -> Callable[[Litestar], Any]:
+    """Sweeps while the application runs."""
+
+    async def sweep_forever() -> None:
+        pruned_at = -PRUNE_INTERVAL
+        while True:
+            try:
+                wake_ups.ring(*await sync_to_thread(sweep, database, settings))
+                if time.monotonic() - pruned_at >= PRUNE_INTERVAL:
+                    await sync_to_thread(prune, database)
+                    pruned_at = time.monotonic()
+            except Exception:  # the database may be away for a while: the next one does the work
+                log.exception("sweep failed")
+            await asyncio.sleep(settings.sweep_interval)
+
+    @asynccontextmanager
+    async def sweeping(_app: Litestar) -> AsyncIterator[None]:
+        task = asyncio.create_task(sweep_forever())
+        yield
+        wake_ups.close()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    return sweeping
+
+
+def _openapi() -> OpenAPIConfig:
+    try:
+        this = version("readie")
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        this = "0"
+    return OpenAPIConfig(
+        title="Readie router",
+        version=this,
+        path="/schema",
+        render_plugins=[JsonRenderPlugin(path=["/", "/openapi.json"])],
+        components=Components(security_schemes={"token": SecurityScheme(type="http", scheme="bearer")}),
+        security=[{"token": []}],
+    )

@@ -1,0 +1,423 @@
+"""`readie-router`: serve, bring the database up to date, and look into it."""
+
+import errno
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, TypeVar
+
+import httpx
+import msgspec
+import structlog
+import typer
+import uvicorn
+from readie.projection import load_catalogue
+from rich.console import Console
+from rich.table import Table
+from sqlalchemy import Connection, make_url
+
+from app.api.catalogues import read_summaries
+from app.api.workers import read_workers
+from app.application import create_app
+from app.catalogue import import_catalogue, load_catalogue_dir
+from app.database import Database, check_schema, migrate, open_database
+from app.scoring import explain as explain_modules
+from app.settings import RouterSettings
+from app.waiting import WakeUps
+from readie.errors import (
+    BadFile,
+    BadSetting,
+    DatabaseInUse,
+    DatabaseUnavailable,
+    PortTaken,
+    ReadieError,
+    RouterUnreachable,
+    UsageError,
+    problem_from,
+)
+from readie.flavor import parse_flavor
+from readie.settings import read_settings
+from readie.units import parse_size
+from readie.wire import CatalogueSummary, ExplainRequest, Explanation, Problem, WorkerView
+
+DEFAULT_ROUTER = "http://127.0.0.1:8700"
+
+app = typer.Typer(
+    help="The Readie router: it places calls on workers, each on the checkpoint that costs least.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+DatabaseUrl = Annotated[
+    str | None,
+    typer.Option("--database", envvar="DATABASE_URL", help="Default: duckdb:///readie.duckdb", show_default=False),
+]
+RouterUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--router", envvar="ROUTER_URL", help="Ask the router that serves there, not the database.", show_default=False
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+Answer = TypeVar("Answer")
+
+
+@app.command(epilog="Example: readie-router serve --port 8700")
+def serve(
+    host: Annotated[
+        str | None, typer.Option(envvar="ROUTER_HOST", help="Default: 127.0.0.1", show_default=False)
+    ] = None,
+    port: Annotated[
+        str | None, typer.Option(envvar="ROUTER_PORT", help="Default: 8700; 0: any free one", show_default=False)
+    ] = None,
+    database: DatabaseUrl = None,
+    migrate_first: Annotated[
+        bool | None,
+        typer.Option(
+            "--migrate/--no-migrate",
+            help="Bring the database up to date first. Default: only a DuckDB file.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Serve the API until stopped; catalogues of CATALOGUE_DIR are imported at start."""
+    _log_to_stderr(logging.INFO)
+    settings = _settings(database, ROUTER_HOST=host, ROUTER_PORT=port)
+    with _listen(settings) as listener:
+        opened = open_database(settings.database_url)
+        wake_ups = WakeUps()
+        application = create_app(settings, opened, wake_ups)
+        _bring_up_to_date(opened, settings, wanted=migrate_first)
+        load_catalogue_dir(opened, None if settings.catalogue_dir is None else Path(settings.catalogue_dir))
+        address, bound_port = listener.getsockname()[:2]
+        config = uvicorn.Config(
+            application,
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=10,
+            server_header=False,
+        )
+        structlog.get_logger().info("serving", host=address, port=bound_port)
+        _Server(config, wake_ups).run(sockets=[listener])
+        opened.close()
+
+
+class _Server(uvicorn.Server):
+    """A server whose long polls end as soon as it is told to stop."""
+
+    def __init__(self, config: uvicorn.Config, wake_ups: WakeUps) -> None:
+        super().__init__(config)
+        self.wake_ups = wake_ups
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.wake_ups.close()
+        super().handle_exit(sig, frame)
+
+
+def _listen(settings: RouterSettings) -> socket.socket:
+    where = f"{settings.host}:{settings.port}"
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(1024)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise PortTaken(where) from error
+        raise BadSetting(f"ROUTER_HOST and ROUTER_PORT: cannot listen on {where}: {error.strerror}") from error
+    return listener
+
+
+@app.command(epilog="Example: readie-router upgrade --database postgresql+psycopg://readie@db/readie")
+def upgrade(database: DatabaseUrl = None) -> None:
+    """Bring the database to this version's schema."""
+    settings = _settings(database)
+    opened = open_database(settings.database_url)
+    migrate(opened)
+    opened.close()
+    print("The database is up to date.")
+
+
+@app.command("import", epilog="Example: readie-router import generation/cpu/catalogue.json")
+def import_file(
+    file: Annotated[Path, typer.Argument(help="A catalogue document.")], database: DatabaseUrl = None
+) -> None:
+    """Import a catalogue and make it the active one of its flavor."""
+    settings = _settings(database)
+    try:
+        catalogue = load_catalogue(file)
+    except OSError as error:
+        raise BadFile(f"{file}: {error.strerror}") from error
+    for warning in catalogue.warnings:
+        _say(f"warning: {warning}")
+    try:
+        opened = open_database(settings.database_url)
+    except DatabaseInUse as error:
+        way_out = "Put the file into the router's CATALOGUE_DIR and start it again, or stop it before you import."
+        raise DatabaseInUse(error.detail, way_out) from error
+    _bring_up_to_date(opened, settings)
+    import_catalogue(opened, catalogue)
+    opened.close()
+    print(
+        f"{catalogue.flavor}: active is {catalogue.sha256[:12]}, generation {catalogue.generation[:12]}, "
+        f"{len(catalogue.keys)} items, {len(catalogue.checkpoints)} checkpoints"
+    )
+
+
+@app.command(epilog="Example: readie-router explain pandas sklearn.svm.SVC --package 'numpy>=2'")
+def explain(
+    modules: Annotated[list[str], typer.Argument(help="What a call imports.", metavar="MODULE...")],
+    *,
+    flavor: Annotated[str, typer.Option(help="cpu or gpu")] = "cpu",
+    package: Annotated[list[str] | None, typer.Option(help="A requirement of the call; repeatable.")] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="The call's budget, such as 512Mi: larger checkpoints drop out.")
+    ] = None,
+    catalogue: Annotated[str | None, typer.Option(help="SHA-256 of an imported one; default: the active one.")] = None,
+    items_of: Annotated[str | None, typer.Option(help="List what this checkpoint (or: cold) lacks, too.")] = None,
+    as_json: AsJson = False,
+    database: DatabaseUrl = None,
+    router: RouterUrl = None,
+) -> None:
+    """Show what every checkpoint would cost for some modules, cheapest first, and why."""
+    asked = {
+        "modules": modules,
+        "flavor": parse_flavor(flavor),
+        "packages": package or [],
+        "memory": None if memory is None else parse_size(memory),
+        "catalogue": catalogue,
+        "items_of": items_of,
+    }
+    try:
+        request = msgspec.convert(asked, ExplainRequest)
+    except msgspec.ValidationError as error:
+        raise UsageError(str(error)) from error
+    settings = _settings(database)
+    explanation = _read(
+        settings,
+        router,
+        lambda connection: explain_modules(connection, request, settings.packages_policy),
+        ("POST", "/v1/explain", request),
+        Explanation,
+    )
+    if as_json:
+        _print_json(explanation)
+    else:
+        _print_explanation(explanation)
+
+
+@app.command(epilog="Example: readie-router catalogues --json")
+def catalogues(as_json: AsJson = False, database: DatabaseUrl = None, router: RouterUrl = None) -> None:
+    """List the imported catalogues."""
+    summaries = _read(
+        _settings(database), router, read_summaries, ("GET", "/v1/catalogues", None), list[CatalogueSummary]
+    )
+    if as_json:
+        _print_json(summaries)
+        return
+    table = Table("flavor", "active", "catalogue", "generation", "alpha s/MB", "items", "checkpoints", "imported")
+    for each in summaries:
+        table.add_row(
+            each.flavor,
+            "yes" if each.active else "",
+            each.sha256[:12],
+            each.generation[:12],
+            f"{each.alpha:g}",
+            str(each.items),
+            str(each.checkpoints),
+            f"{each.imported_at:%Y-%m-%d %H:%M}",
+        )
+    _print(table)
+
+
+@app.command(epilog="Example: readie-router workers --router http://127.0.0.1:8700")
+def workers(as_json: AsJson = False, database: DatabaseUrl = None, router: RouterUrl = None) -> None:
+    """List the workers, with what is taken of them."""
+    views = _read(_settings(database), router, read_workers, ("GET", "/v1/workers", None), list[WorkerView])
+    if as_json:
+        _print_json(views)
+        return
+    table = Table(
+        "worker", "flavor", "state", "runtime", "Python", "memory", "GPU memory", "sandboxes", "calls", "heard"
+    )
+    for each in views:
+        table.add_row(
+            each.worker_id,
+            each.flavor,
+            each.state,
+            each.runtime,
+            each.python,
+            _taken(each.memory_used + each.memory_reserved, each.memory_total),
+            "" if each.gpu_total is None else _taken(each.gpu_used + each.gpu_reserved, each.gpu_total),
+            f"{each.sandboxes} of {each.max_sandboxes}" if each.max_sandboxes else str(each.sandboxes),
+            str(each.in_flight),
+            f"{each.heard_at:%H:%M:%S}",
+        )
+    _print(table)
+
+
+def _taken(taken: int, total: int | None) -> str:
+    of = "unknown" if total is None else f"{total / 2**30:.1f}"
+    return f"{taken / 2**30:.1f} of {of} GiB"
+
+
+# ---- where answers come from ----
+
+
+def _settings(database: str | None, **options: str | None) -> RouterSettings:
+    """The settings of the environment, with what was given on the command line in their place."""
+    given = {"DATABASE_URL": database, **options}
+    return read_settings(
+        RouterSettings, os.environ | {name: value for name, value in given.items() if value is not None}
+    )
+
+
+def _bring_up_to_date(opened: Database, settings: RouterSettings, *, wanted: bool | None = None) -> None:
+    """Migrates if so wanted (None: an embedded file only), else raises `DatabaseBehind` where it is behind."""
+    if settings.database_url.startswith("duckdb:") if wanted is None else wanted:
+        migrate(opened)
+    else:
+        check_schema(opened)
+
+
+def _read(
+    settings: RouterSettings,
+    router: str | None,
+    from_database: Callable[[Connection], Answer],
+    route: tuple[str, str, msgspec.Struct | None],
+    kind: type[Answer],
+) -> Answer:
+    """The answer of the database, or of a router: the one that was named, or the one that has the file open."""
+    if router is not None:
+        return _ask(router, settings, route, kind)
+    url = make_url(settings.database_url)
+    if url.drivername == "duckdb" and url.database and not Path(url.database).exists():
+        raise DatabaseUnavailable(
+            f"{url.database}: no such file",
+            "Start a router with readie-router serve, or name the file in DATABASE_URL.",
+        )
+    try:
+        opened = open_database(settings.database_url)
+    except DatabaseInUse:
+        _say(
+            f"{url.database} is open in another process: asking the router at {DEFAULT_ROUTER} (--router names another)"
+        )
+        return _ask(DEFAULT_ROUTER, settings, route, kind)
+    try:
+        check_schema(opened)
+        with opened.reading() as connection:
+            return from_database(connection)
+    finally:
+        opened.close()
+
+
+def _ask(
+    router: str, settings: RouterSettings, route: tuple[str, str, msgspec.Struct | None], kind: type[Answer]
+) -> Answer:
+    method, path, body = route
+    headers = {"Content-Type": "application/json"}
+    if settings.auth_token is not None:
+        headers["Authorization"] = f"Bearer {settings.auth_token}"
+    content = None if body is None else msgspec.json.encode(body)
+    try:
+        response = httpx.request(method, router.rstrip("/") + path, headers=headers, content=content, timeout=30)
+        if response.is_success:
+            return msgspec.json.decode(response.content, type=kind)
+        problem = msgspec.json.decode(response.content, type=Problem)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise RouterUnreachable(f"{router}: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RouterUnreachable(f"{router}: what answers there is no Readie router") from error
+    raise problem_from(problem.type, problem.detail, problem.way_out)
+
+
+# ---- what is printed ----
+
+
+def _print_explanation(explanation: Explanation) -> None:
+    if explanation.catalogue is None or explanation.generation is None:
+        print(f"Flavor {explanation.flavor} has no active catalogue: every call starts cold.")
+        return
+    print(
+        f"{explanation.flavor} catalogue {explanation.catalogue[:12]}, generation {explanation.generation[:12]}, "
+        f"{explanation.alpha:g} seconds per MB"
+    )
+    for match in explanation.matches:
+        if match.item != match.module:
+            print(
+                f"  {match.module}: "
+                + (f"stands for {match.item}" if match.item else "matches no item, counts nowhere")
+            )
+    for skipped in explanation.skipped:
+        print(f"  {skipped.requirement}: skipped, {skipped.installed or 'it'} is there")
+    for kept in explanation.kept:
+        print(f"  {kept.requirement}: installed for the call, {kept.reason}")
+    table = Table("option", "size s", "missing s", "total s", "")
+    for column in table.columns[1:4]:
+        column.justify = "right"
+    for place, option in enumerate(explanation.options):
+        note = f"no option: {option.excluded}" if option.excluded else "chosen" if place == 0 else ""
+        numbers = (f"{seconds:.6f}" for seconds in (option.size, option.missing, option.total))
+        table.add_row(option.checkpoint_id or "cold start", *numbers, note)
+    _print(table)
+    for option in explanation.options:
+        if option.items:
+            lacks = Table(
+                "seconds", "item", title=f"{option.checkpoint_id or 'A cold start'} lacks", title_justify="left"
+            )
+            lacks.columns[0].justify = "right"
+            for item in option.items:
+                lacks.add_row(f"{item.seconds:.6f}", item.item)
+            _print(lacks)
+
+
+def _print(table: Table) -> None:
+    console = Console()
+    # A pipe has no width: a table in it is as wide as it needs to be.
+    (console if console.is_terminal else Console(width=500)).print(table)
+
+
+def _print_json(answer: object) -> None:
+    sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(answer), indent=2) + b"\n")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _log_to_stderr(level: int) -> None:
+    """Logs of the process and of its libraries, as lines on stderr: stdout is for results."""
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.format_exc_info,
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+def main() -> None:
+    """The command line; a known error is one message, with exit code 2 where the usage is at fault, else 1."""
+    _log_to_stderr(logging.WARNING)
+    try:
+        app()
+    except ReadieError as error:
+        _say(f"readie-router: {error}")
+        sys.exit(2 if isinstance(error, UsageError) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""Workers: what they report, and what becomes of leases and workers whose time is over.
+
+The database's clock decides. A sweep may run in several routers at once: whatever it ends is ended by one statement
+that one of them wins, each lease in a transaction of its own.
+"""
+
+import json
+from typing import Any
+
+import structlog
+from sqlalchemy import Connection, Row
+
+from app.database import Database
+from app.lease import fail_call, stop_placement
+from app.placement import WorkerFilled, place_again
+from app.settings import RouterSettings
+from app.sql import statement
+from app.waiting import CAPACITY, call_topic, worker_topic
+from readie.errors import BadRequest, CallTimeout, DatabaseUnavailable, PlacementError, ReadieError, WorkerLost
+from readie.units import NS_PER_SECOND
+from readie.wire import WorkerStatus
+
+#: A call is placed this often at most before it fails, when no worker accepts it in time.
+MOST_PLACEMENTS = 3
+
+#: Payloads and results are kept this long after the result was read, and this long after the call's end at most.
+READ_SECONDS, UNREAD_SECONDS = 3600, 86_400
+
+#: An agent that has not reported a placement's sandbox for this long after the order to end it does not know it.
+SETTLE_SECONDS = 10
+
+log = structlog.get_logger(__name__)
+
+
+def report_status(connection: Connection, worker_id: str, status: WorkerStatus) -> None:
+    """Replaces all that is known of a worker by what it reports. Raises `BadRequest` for a sandbox or a placement listed
+    twice.
+    """
+    sandboxes = {sandbox.sandbox_id: sandbox for sandbox in status.sandboxes}
+    placements = [sandbox.placement_id for sandbox in status.sandboxes if sandbox.placement_id is not None]
+    if len(sandboxes) < len(status.sandboxes) or len(set(placements)) < len(placements):
+        raise BadRequest("sandboxes: a sandbox_id or a placement_id is listed twice")
+    worker = {"worker_id": worker_id}
+    # First, because it locks the worker's row: placements on this worker wait until all of the report is in.
+    connection.execute(
+        statement("upsert_worker"),
+        {
+            **worker,
+            "flavor": status.flavor.value,
+            "state": status.state,
+            "runtime": status.runtime,
+            "python": status.python,
+            "markers": json.dumps(status.markers, sort_keys=True),
+            "memory_total_bytes": status.memory_total,
+            "gpu_total_bytes": status.gpu_total,
+            "max_sandboxes": status.max_sandboxes,
+            "base_bytes": status.base_memory,
+            "incarnation": status.incarnation,
+        },
+    )
+    for name in ("delete_worker_generations", "delete_worker_checkpoints", "delete_sandboxes"):
+        connection.execute(statement(name), worker)
+    held = {generation.generation: generation for generation in status.generations}
+    if held:
+        connection.execute(
+            statement("insert_worker_generations"),
+            {
+                **worker,
+                "generations": list(held),
+                "restore_fixed_ns": [round(g.restore_fixed * NS_PER_SECOND) for g in held.values()],
+                "cold_fixed_ns": [round(g.cold_fixed * NS_PER_SECOND) for g in held.values()],
+            },
+        )
+    offered = [
+        (g.generation, checkpoint_id) for g in held.values() for checkpoint_id in dict.fromkeys(g.checkpoint_ids)
+    ]
+    if offered:
+        generations, checkpoint_ids = zip(*offered, strict=True)
+        connection.execute(
+            statement("insert_worker_checkpoints"),
+            {**worker, "generations": list(generations), "checkpoint_ids": list(checkpoint_ids)},
+        )
+    if sandboxes:
+        connection.execute(
+            statement("insert_sandboxes"),
+            {
+                **worker,
+                "sandbox_ids": list(sandboxes),
+                "placement_ids": [sandbox.placement_id for sandbox in status.sandboxes],
+                "session_ids": [sandbox.session_id for sandbox in status.sandboxes],
+                "memory_bytes": [sandbox.memory for sandbox in status.sandboxes],
+                "gpu_memory_bytes": [sandbox.gpu_memory for sandbox in status.sandboxes],
+            },
+        )
+    connection.execute(statement("delete_done_cancellations"), {**worker, "settle_ms": SETTLE_SECONDS * 1000})
+
+
+def sweep(database: Database, settings: RouterSettings) -> list[str]:
+    """Ends the leases whose time is over, then evicts silent workers; gives the topics of who waits for that."""
+    topics: list[str] = []
+    ttl = {"ttl_ms": round(settings.worker_ttl * 1000)}
+    with database.reading() as connection:
+        due = connection.execute(statement("due_leases"), ttl).all()
+    for lease in due:
+        try:
+            with database.transaction() as connection:
+                topics += end_due_lease(connection, database, settings, lease)
+        except WorkerFilled:
+            log.info("lease stays due", placement_id=lease.placement_id)  # the next sweep places it again
+        except DatabaseUnavailable:
+            raise
+        except Exception:  # one that cannot be ended must not keep the others waiting
+            log.exception("lease cannot be ended", placement_id=lease.placement_id)
+    with database.reading() as connection:
+        silent = connection.execute(statement("silent_workers"), ttl).scalars().all()
+    for worker_id in silent:
+        with database.transaction() as connection:
+            if evict_worker(connection, worker_id, settings):
+                log.warning("worker evicted", worker_id=worker_id, ttl_s=settings.worker_ttl)
+                topics.append(worker_topic(worker_id))
+    return topics
+
+
+def end_due_lease(connection: Connection, database: Database, settings: RouterSettings, due: Row[Any]) -> list[str]:
+    """Ends a row of `due_leases`. A call that has not run, or that may run twice, is placed again; any other fails.
+
+    Gives the topics of who waits for that; none when somebody else has ended it. Raises `WorkerFilled`.
+    """
+    lease = connection.execute(
+        statement("end_lease"), {"placement_id": due.placement_id, "accepted": due.accepted}
+    ).first()
+    if lease is None:
+        return []
+    topics = [call_topic(lease.call_id), worker_topic(lease.worker_id), CAPACITY]
+    if lease.accepted:
+        stop_placement(connection, lease)
+    call = connection.execute(statement("call_to_place"), {"call_id": lease.call_id}).one()
+    error = _reason_to_fail(due.cause, lease, call)
+    if error is None:
+        try:
+            placement = place_again(connection, database, settings, lease.call_id)
+        except ReadieError as refused:
+            error = refused
+        else:
+            log.info("call placed again", call_id=lease.call_id, cause=due.cause, worker_id=placement.worker_id)
+            return [*topics, worker_topic(placement.worker_id)]
+    log.warning("call failed", call_id=lease.call_id, cause=due.cause, problem=error.slug)
+    fail_call(connection, lease.call_id, error)
+    return topics
+
+
+def _reason_to_fail(cause: str, lease: Row[Any], call: Row[Any]) -> ReadieError | None:
+    """Why the call of an ended lease fails; None: it is placed again."""
+    if not lease.accepted:
+        if call.attempts < MOST_PLACEMENTS:
+            return None
+        return PlacementError(
+            f"no worker accepted the call: it was placed {call.attempts} times, last on {lease.worker_id}",
+            "Nothing ran. See whether the agents of the workers still fetch their placements.",
+        )
+    if cause == "deadline":
+        return CallTimeout(f"worker {lease.worker_id} sent no result in time")
+    if call.retry:
+        return None
+    how = {"silent": "was not heard from in time", "restarted": "was restarted"}[cause]
+    return WorkerLost(f"worker {lease.worker_id} {how}")
+
+
+def evict_worker(connection: Connection, worker_id: str, settings: RouterSettings) -> bool:
+    """Forgets a worker and all that it reported; says whether it did: not if it was heard from meanwhile."""
+    worker = {"worker_id": worker_id}
+    evicted = connection.execute(
+        statement("evict_worker"), {**worker, "ttl_ms": round(settings.worker_ttl * 1000)}
+    ).first()
+    if evicted is None:
+        return False
+    for name in ("delete_worker_generations", "delete_worker_checkpoints", "delete_sandboxes"):
+        connection.execute(statement(name), worker)
+    return True
+
+
+def prune(database: Database) -> None:
+    """Drops payloads, results and output that are past their time, and orders that nobody came for."""
+    keep = {"read_ms": READ_SECONDS * 1000, "unread_ms": UNREAD_SECONDS * 1000}
+    with database.transaction() as connection:
+        for name in ("delete_old_payloads", "delete_old_results", "delete_old_output"):
+            connection.execute(statement(name), keep)
+        connection.execute(statement("delete_old_cancellations"), {"unread_ms": keep["unread_ms"]})

@@ -1,0 +1,368 @@
+-- What happens to a placement after it was reserved: handed over, accepted, ended; and what workers report.
+-- A lease is deleted by whoever ends it, in one statement that says whether it was there: so each ends once.
+
+-- name: upsert_worker
+-- A worker as it reports itself; it was heard now.
+-- parameters: worker_id text, flavor text, state text, runtime text, python text, markers text
+-- parameters: memory_total_bytes bigint, gpu_total_bytes bigint, max_sandboxes integer, base_bytes bigint
+-- parameters: incarnation text
+INSERT INTO workers (
+    worker_id, flavor, state, runtime, python, markers, memory_total_bytes, gpu_total_bytes, max_sandboxes,
+    base_bytes, incarnation, heard_at
+)
+VALUES (
+    CAST(:worker_id AS text), CAST(:flavor AS text), CAST(:state AS text), CAST(:runtime AS text),
+    CAST(:python AS text), CAST(:markers AS text), CAST(:memory_total_bytes AS bigint),
+    CAST(:gpu_total_bytes AS bigint), CAST(:max_sandboxes AS integer), CAST(:base_bytes AS bigint),
+    CAST(:incarnation AS text), now()
+)
+ON CONFLICT (worker_id) DO UPDATE SET
+    flavor = excluded.flavor, state = excluded.state, runtime = excluded.runtime, python = excluded.python,
+    markers = excluded.markers, memory_total_bytes = excluded.memory_total_bytes,
+    gpu_total_bytes = excluded.gpu_total_bytes, max_sandboxes = excluded.max_sandboxes,
+    base_bytes = excluded.base_bytes, incarnation = excluded.incarnation, heard_at = excluded.heard_at;
+
+-- name: delete_worker_generations
+-- Forgets what a worker held.
+-- parameters: worker_id text
+DELETE FROM worker_generations WHERE worker_id = CAST(:worker_id AS text);
+
+-- name: insert_worker_generations
+-- The generations that a worker holds, each with its fixed seconds in nanoseconds; all lists are of one length.
+-- parameters: worker_id text, generations text[], restore_fixed_ns bigint[], cold_fixed_ns bigint[]
+INSERT INTO worker_generations (worker_id, generation, restore_fixed_ns, cold_fixed_ns)
+SELECT
+    CAST(:worker_id AS text), unnest(CAST(:generations AS text[])), unnest(CAST(:restore_fixed_ns AS bigint[])),
+    unnest(CAST(:cold_fixed_ns AS bigint[]));
+
+-- name: delete_worker_checkpoints
+-- Forgets what a worker offered.
+-- parameters: worker_id text
+DELETE FROM worker_checkpoints WHERE worker_id = CAST(:worker_id AS text);
+
+-- name: insert_worker_checkpoints
+-- The checkpoints that a worker offers; both lists are of one length.
+-- parameters: worker_id text, generations text[], checkpoint_ids text[]
+INSERT INTO worker_checkpoints (worker_id, generation, checkpoint_id)
+SELECT CAST(:worker_id AS text), unnest(CAST(:generations AS text[])), unnest(CAST(:checkpoint_ids AS text[]));
+
+-- name: delete_sandboxes
+-- Forgets what lived on a worker.
+-- parameters: worker_id text
+DELETE FROM sandboxes WHERE worker_id = CAST(:worker_id AS text);
+
+-- name: insert_sandboxes
+-- The sandboxes that live on a worker; all lists are of one length.
+-- parameters: worker_id text, sandbox_ids text[], placement_ids text[], session_ids text[], memory_bytes bigint[]
+-- parameters: gpu_memory_bytes bigint[]
+INSERT INTO sandboxes (worker_id, sandbox_id, placement_id, session_id, memory_bytes, gpu_memory_bytes)
+SELECT
+    CAST(:worker_id AS text), unnest(CAST(:sandbox_ids AS text[])), unnest(CAST(:placement_ids AS text[])),
+    unnest(CAST(:session_ids AS text[])), unnest(CAST(:memory_bytes AS bigint[])),
+    unnest(CAST(:gpu_memory_bytes AS bigint[]));
+
+-- name: worker_state
+-- Whether a worker is known, and its state.
+-- parameters: worker_id text
+-- returns: state; no row: no such worker
+SELECT state FROM workers WHERE worker_id = CAST(:worker_id AS text);
+
+-- name: placements_to_run
+-- What a worker that is ready has not accepted yet, oldest first; few at a time, because of the payloads.
+-- parameters: worker_id text, at_most integer
+-- returns: one row a placement, with all that the agent needs but modules and packages; queue in seconds
+SELECT
+    leases.placement_id, leases.call_id, call_payloads.payload, calls.function, calls.python, leases.memory_bytes,
+    calls.max_memory_bytes, leases.gpu, leases.gpu_memory_bytes, calls.timeout_ms, leases.generation,
+    leases.checkpoint_id, calls.session_id,
+    CAST(extract(epoch FROM now() - leases.placed_at) AS double precision) AS queue
+FROM leases
+JOIN workers
+    ON workers.worker_id = leases.worker_id AND workers.flavor = leases.worker_flavor AND workers.state = 'ready'
+JOIN calls ON calls.call_id = leases.call_id
+JOIN call_payloads ON call_payloads.call_id = leases.call_id
+WHERE leases.worker_id = CAST(:worker_id AS text) AND leases.accepted_at IS NULL
+ORDER BY leases.placed_at, leases.placement_id
+LIMIT CAST(:at_most AS integer);
+
+-- name: modules_to_run
+-- The modules of some calls, in their order.
+-- parameters: call_ids text[]
+-- returns: call_id, module
+SELECT call_id, module FROM call_modules
+WHERE call_id IN (SELECT unnest(CAST(:call_ids AS text[])))
+ORDER BY call_id, position;
+
+-- name: packages_to_install
+-- The requirements of some calls that their root filesystem does not have, in their order.
+-- parameters: call_ids text[]
+-- returns: call_id, requirement
+SELECT call_id, requirement FROM call_packages
+WHERE NOT skipped AND call_id IN (SELECT unnest(CAST(:call_ids AS text[])))
+ORDER BY call_id, position;
+
+-- name: placements_to_cancel
+-- What a worker accepted, and has to end.
+-- parameters: worker_id text
+-- returns: placement_id
+SELECT placement_id FROM cancellations WHERE worker_id = CAST(:worker_id AS text) ORDER BY created_at, placement_id;
+
+-- name: accept_lease
+-- A worker takes a placement that is its own and that it has not accepted before. From now on its deadline is the
+-- function's timeout and what a start may take.
+-- parameters: placement_id text, worker_id text, start_ms bigint
+-- returns: call_id; no row: it cannot be accepted now
+UPDATE leases SET
+    accepted_at = now(),
+    incarnation = (SELECT incarnation FROM workers WHERE workers.worker_id = leases.worker_id),
+    deadline_at = now() + (
+        CAST(:start_ms AS bigint) + (SELECT timeout_ms FROM calls WHERE calls.call_id = leases.call_id)
+    ) * INTERVAL '1 millisecond'
+WHERE placement_id = CAST(:placement_id AS text) AND worker_id = CAST(:worker_id AS text) AND accepted_at IS NULL
+RETURNING call_id;
+
+-- name: accept_call
+-- A worker runs the call.
+-- parameters: call_id text
+UPDATE calls SET state = 'accepted', accepted_at = now() WHERE call_id = CAST(:call_id AS text);
+
+-- name: lease_of_placement
+-- Who holds a placement.
+-- parameters: placement_id text
+-- returns: worker_id, call_id, accepted; no row: it has ended
+SELECT worker_id, call_id, accepted_at IS NOT NULL AS accepted
+FROM leases WHERE placement_id = CAST(:placement_id AS text);
+
+-- name: insert_output
+-- A piece of what a call printed; one that is there already is left.
+-- parameters: call_id text, placement_id text, sequence integer, stream text, text text
+INSERT INTO call_output (call_id, placement_id, sequence, stream, text)
+VALUES (
+    CAST(:call_id AS text), CAST(:placement_id AS text), CAST(:sequence AS integer), CAST(:stream AS text),
+    CAST(:text AS text)
+)
+ON CONFLICT DO NOTHING;
+
+-- name: end_lease
+-- Gives back what a placement reserved.
+-- parameters: placement_id text, accepted boolean
+-- returns: placement_id, call_id, worker_id, accepted, memory_bytes, gpu_memory_bytes; no row: it has ended, or its
+-- acceptance is not as said (null: either)
+DELETE FROM leases
+WHERE placement_id = CAST(:placement_id AS text)
+  AND (CAST(:accepted AS boolean) IS NULL OR (accepted_at IS NOT NULL) = CAST(:accepted AS boolean))
+RETURNING placement_id, call_id, worker_id, accepted_at IS NOT NULL AS accepted, memory_bytes, gpu_memory_bytes;
+
+-- name: end_lease_of_call
+-- Gives back what a call's placement reserved.
+-- parameters: call_id text
+-- returns: as end_lease
+DELETE FROM leases WHERE call_id = CAST(:call_id AS text)
+RETURNING placement_id, call_id, worker_id, accepted_at IS NOT NULL AS accepted, memory_bytes, gpu_memory_bytes;
+
+-- name: finish_call
+-- How a call ended.
+-- parameters: call_id text, state text, outcome text, started text, measured_ready_ns bigint
+UPDATE calls SET
+    state = CAST(:state AS text), outcome = CAST(:outcome AS text), started = CAST(:started AS text),
+    measured_ready_ns = CAST(:measured_ready_ns AS bigint), finished_at = now()
+WHERE call_id = CAST(:call_id AS text);
+
+-- name: insert_result
+-- A call's result, as MessagePack.
+-- parameters: call_id text, result bytea
+INSERT INTO call_results (call_id, result) VALUES (CAST(:call_id AS text), :result);
+
+-- name: delete_sandbox_of_placement
+-- A sandbox ends with its call, unless a session keeps it.
+-- parameters: worker_id text, placement_id text
+DELETE FROM sandboxes
+WHERE worker_id = CAST(:worker_id AS text) AND placement_id = CAST(:placement_id AS text) AND session_id IS NULL;
+
+-- name: insert_cancellation
+-- The agent has to end this placement.
+-- parameters: placement_id text, worker_id text
+INSERT INTO cancellations (placement_id, worker_id, created_at)
+VALUES (CAST(:placement_id AS text), CAST(:worker_id AS text), now())
+ON CONFLICT DO NOTHING;
+
+-- name: delete_cancellation
+-- The agent has ended the placement.
+-- parameters: placement_id text
+-- returns: worker_id; no row: it was not to end it
+DELETE FROM cancellations WHERE placement_id = CAST(:placement_id AS text) RETURNING worker_id;
+
+-- name: delete_done_cancellations
+-- What a worker was to end, and has not reported since: it does not know it any more.
+-- parameters: worker_id text, settle_ms bigint
+DELETE FROM cancellations
+WHERE worker_id = CAST(:worker_id AS text)
+  AND created_at < now() - CAST(:settle_ms AS bigint) * INTERVAL '1 millisecond'
+  AND NOT EXISTS (
+      SELECT 1 FROM sandboxes
+      WHERE sandboxes.worker_id = cancellations.worker_id AND sandboxes.placement_id = cancellations.placement_id
+  );
+
+-- name: insert_unreported_sandbox
+-- What an ended placement reserved still counts until its worker reports again, because its sandbox may live.
+-- parameters: worker_id text, placement_id text, memory_bytes bigint, gpu_memory_bytes bigint
+INSERT INTO sandboxes (worker_id, sandbox_id, placement_id, memory_bytes, gpu_memory_bytes)
+SELECT
+    CAST(:worker_id AS text), CAST(:placement_id AS text), CAST(:placement_id AS text),
+    CAST(:memory_bytes AS bigint), CAST(:gpu_memory_bytes AS bigint)
+WHERE NOT EXISTS (
+    SELECT 1 FROM sandboxes
+    WHERE worker_id = CAST(:worker_id AS text) AND placement_id = CAST(:placement_id AS text)
+);
+
+-- name: call_status
+-- A call, its latest placement and its result.
+-- parameters: call_id text
+SELECT
+    calls.call_id, calls.state, calls.function, calls.created_at, calls.read_at IS NOT NULL AS was_read,
+    calls.placement_id, calls.worker_id, calls.worker_flavor, calls.generation, calls.checkpoint_id,
+    calls.cost_ns, calls.cold_cost_ns, calls.predicted_ready_ns, calls.reason, call_results.result
+FROM calls
+LEFT JOIN call_results ON call_results.call_id = calls.call_id
+WHERE calls.call_id = CAST(:call_id AS text);
+
+-- name: output_of_call
+-- What the latest placement of a call has printed so far, in its order.
+-- parameters: call_id text
+-- returns: stream, text
+SELECT call_output.stream, call_output.text
+FROM call_output
+JOIN calls ON calls.call_id = call_output.call_id AND calls.placement_id = call_output.placement_id
+WHERE call_output.call_id = CAST(:call_id AS text)
+ORDER BY call_output.sequence;
+
+-- name: mark_read
+-- A call's end was read; the first time counts.
+-- parameters: call_id text
+UPDATE calls SET read_at = now() WHERE call_id = CAST(:call_id AS text) AND read_at IS NULL;
+
+-- name: due_leases
+-- Leases that cannot go on as they are, oldest first, and why. The database's clock decides.
+-- parameters: ttl_ms bigint
+-- returns: placement_id, accepted, cause (silent: its worker was not heard from; restarted: another process speaks
+-- for its worker, or it has another flavor; leaving: its worker takes nothing new; deadline: its time is over)
+SELECT leases.placement_id, leases.accepted_at IS NOT NULL AS accepted,
+    CASE
+        WHEN workers.worker_id IS NULL OR workers.heard_at <= now() - CAST(:ttl_ms AS bigint) * INTERVAL '1 millisecond'
+            THEN 'silent'
+        WHEN leases.incarnation <> workers.incarnation OR leases.worker_flavor <> workers.flavor THEN 'restarted'
+        WHEN leases.accepted_at IS NULL AND workers.state = 'removed' THEN 'leaving'
+        ELSE 'deadline'
+    END AS cause
+FROM leases
+LEFT JOIN workers ON workers.worker_id = leases.worker_id
+WHERE workers.worker_id IS NULL
+   OR workers.heard_at <= now() - CAST(:ttl_ms AS bigint) * INTERVAL '1 millisecond'
+   OR leases.incarnation <> workers.incarnation OR leases.worker_flavor <> workers.flavor
+   OR (leases.accepted_at IS NULL AND workers.state = 'removed')
+   OR leases.deadline_at <= now()
+ORDER BY leases.placed_at, leases.placement_id;
+
+-- name: silent_workers
+-- Workers that were not heard from in time, and hold no lease any more.
+-- parameters: ttl_ms bigint
+-- returns: worker_id
+SELECT worker_id FROM workers
+WHERE heard_at <= now() - CAST(:ttl_ms AS bigint) * INTERVAL '1 millisecond'
+  AND NOT EXISTS (SELECT 1 FROM leases WHERE leases.worker_id = workers.worker_id)
+ORDER BY worker_id COLLATE "C";
+
+-- name: evict_worker
+-- Forgets a worker that is still silent.
+-- parameters: worker_id text, ttl_ms bigint
+-- returns: worker_id; no row: it was heard from meanwhile
+DELETE FROM workers
+WHERE worker_id = CAST(:worker_id AS text)
+  AND heard_at <= now() - CAST(:ttl_ms AS bigint) * INTERVAL '1 millisecond'
+RETURNING worker_id;
+
+-- name: delete_old_payloads
+-- Payloads are kept until an hour after their call's result was read, a day after its end at most.
+-- parameters: read_ms bigint, unread_ms bigint
+DELETE FROM call_payloads WHERE call_id IN (
+    SELECT calls.call_id FROM call_payloads JOIN calls ON calls.call_id = call_payloads.call_id
+    WHERE calls.read_at <= now() - CAST(:read_ms AS bigint) * INTERVAL '1 millisecond'
+       OR calls.finished_at <= now() - CAST(:unread_ms AS bigint) * INTERVAL '1 millisecond'
+);
+
+-- name: delete_old_results
+-- As delete_old_payloads.
+-- parameters: read_ms bigint, unread_ms bigint
+DELETE FROM call_results WHERE call_id IN (
+    SELECT calls.call_id FROM call_results JOIN calls ON calls.call_id = call_results.call_id
+    WHERE calls.read_at <= now() - CAST(:read_ms AS bigint) * INTERVAL '1 millisecond'
+       OR calls.finished_at <= now() - CAST(:unread_ms AS bigint) * INTERVAL '1 millisecond'
+);
+
+-- name: delete_old_output
+-- As delete_old_payloads.
+-- parameters: read_ms bigint, unread_ms bigint
+DELETE FROM call_output WHERE call_id IN (
+    SELECT calls.call_id FROM call_output JOIN calls ON calls.call_id = call_output.call_id
+    WHERE calls.read_at <= now() - CAST(:read_ms AS bigint) * INTERVAL '1 millisecond'
+       OR calls.finished_at <= now() - CAST(:unread_ms AS bigint) * INTERVAL '1 millisecond'
+);
+
+-- name: delete_old_cancellations
+-- Orders that no worker came back for.
+-- parameters: unread_ms bigint
+DELETE FROM cancellations WHERE created_at <= now() - CAST(:unread_ms AS bigint) * INTERVAL '1 millisecond';
+
+-- name: worker_rows
+-- Workers with what is used by sandboxes and what leases without one reserve, by id.
+-- parameters: none
+WITH live AS (
+    SELECT worker_id, sum(memory_bytes) AS memory_bytes, sum(gpu_memory_bytes) AS gpu_bytes, count(*) AS sandboxes
+    FROM sandboxes
+    GROUP BY worker_id
+),
+leased AS (
+    SELECT
+        leases.worker_id, count(*) AS calls,
+        sum(CASE WHEN sandboxes.sandbox_id IS NULL THEN leases.memory_bytes ELSE 0 END) AS memory_bytes,
+        sum(CASE WHEN sandboxes.sandbox_id IS NULL THEN leases.gpu_memory_bytes ELSE 0 END) AS gpu_bytes
+    FROM leases
+    LEFT JOIN sandboxes
+        ON sandboxes.worker_id = leases.worker_id AND sandboxes.placement_id = leases.placement_id
+    GROUP BY leases.worker_id
+)
+SELECT
+    workers.worker_id, workers.flavor, workers.state, workers.runtime, workers.python, workers.memory_total_bytes,
+    workers.gpu_total_bytes, workers.max_sandboxes, workers.heard_at,
+    coalesce(live.memory_bytes, 0) AS memory_used, coalesce(live.gpu_bytes, 0) AS gpu_used,
+    coalesce(live.sandboxes, 0) AS sandboxes,
+    coalesce(leased.memory_bytes, 0) AS memory_reserved, coalesce(leased.gpu_bytes, 0) AS gpu_reserved,
+    coalesce(leased.calls, 0) AS in_flight
+FROM workers
+LEFT JOIN live ON live.worker_id = workers.worker_id
+LEFT JOIN leased ON leased.worker_id = workers.worker_id
+ORDER BY workers.worker_id COLLATE "C";
+
+-- name: generations_of_workers
+-- What workers hold.
+-- parameters: none
+-- returns: worker_id, generation, restore_fixed_ns, cold_fixed_ns, checkpoint_id (null: it offers none of it)
+SELECT
+    worker_generations.worker_id, worker_generations.generation, worker_generations.restore_fixed_ns,
+    worker_generations.cold_fixed_ns, worker_checkpoints.checkpoint_id
+FROM worker_generations
+LEFT JOIN worker_checkpoints
+    ON worker_checkpoints.worker_id = worker_generations.worker_id
+   AND worker_checkpoints.generation = worker_generations.generation
+ORDER BY worker_generations.worker_id, worker_generations.generation, worker_checkpoints.checkpoint_id COLLATE "C";
+
+-- name: call_rows
+-- Calls, the latest first; state null: all.
+-- parameters: state text, at_most integer, skip integer
+SELECT
+    call_id, state, function, created_at, finished_at, worker_id, checkpoint_id, generation, predicted_ready_ns,
+    measured_ready_ns
+FROM calls
+WHERE CAST(:state AS text) IS NULL OR state = CAST(:state AS text)
+ORDER BY created_at DESC, call_id
+LIMIT CAST(:at_most AS integer) OFFSET CAST(:skip AS integer);

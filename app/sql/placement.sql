@@ -1,0 +1,187 @@
+-- Worker first, checkpoint second, lease last: all in the transaction of app/placement.py's place_call.
+
+-- name: rank_workers
+-- The best worker for a call, and how many workers each filter leaves out. No row: no worker is ready.
+-- A call without gpu_bytes that is a GPU call takes the whole GPU memory. worker_id null: any worker.
+-- parameters: gpu boolean, memory_bytes bigint, gpu_bytes bigint, headroom_ppm bigint, ttl_ms bigint, worker_id text
+-- returns: worker_id, flavor, markers, base_bytes, gpu_total_bytes, fits, and counts of workers: ready, other_flavor,
+-- short_of_memory, short_of_gpu, full
+WITH held AS (
+    SELECT worker_id, memory_bytes, gpu_memory_bytes, 1 AS sandboxes, 0 AS calls FROM sandboxes
+    UNION ALL
+    -- a sandbox's report names its placement: from then on the sandbox counts, not the lease
+    SELECT
+        leases.worker_id,
+        CASE WHEN sandboxes.sandbox_id IS NULL THEN leases.memory_bytes ELSE 0 END,
+        CASE WHEN sandboxes.sandbox_id IS NULL THEN leases.gpu_memory_bytes ELSE 0 END,
+        CASE WHEN sandboxes.sandbox_id IS NULL THEN 1 ELSE 0 END,
+        1
+    FROM leases
+    LEFT JOIN sandboxes
+        ON sandboxes.worker_id = leases.worker_id AND sandboxes.placement_id = leases.placement_id
+),
+taken AS (
+    SELECT
+        worker_id, sum(memory_bytes) AS memory_bytes, sum(gpu_memory_bytes) AS gpu_bytes,
+        sum(sandboxes) AS sandboxes, sum(calls) AS calls
+    FROM held
+    GROUP BY worker_id
+),
+loads AS (
+    SELECT
+        workers.worker_id, workers.flavor, workers.markers, workers.base_bytes, workers.gpu_total_bytes,
+        workers.max_sandboxes,
+        -- wide enough for any sum and for the products below
+        CAST(workers.memory_total_bytes AS decimal(38, 0)) AS memory_total,
+        CAST(workers.gpu_total_bytes AS decimal(38, 0)) AS gpu_total,
+        CAST(coalesce(taken.memory_bytes, 0) AS decimal(38, 0)) AS memory_taken,
+        CAST(coalesce(taken.gpu_bytes, 0) AS decimal(38, 0)) AS gpu_taken,
+        coalesce(taken.sandboxes, 0) AS sandboxes,
+        coalesce(taken.calls, 0) AS in_flight
+    FROM workers
+    LEFT JOIN taken ON taken.worker_id = workers.worker_id
+    WHERE workers.state = 'ready'
+      AND workers.heard_at > now() - CAST(:ttl_ms AS bigint) * INTERVAL '1 millisecond'
+      AND (CAST(:worker_id AS text) IS NULL OR workers.worker_id = CAST(:worker_id AS text))
+),
+checked AS (
+    SELECT
+        loads.*,
+        NOT CAST(:gpu AS boolean) OR flavor = 'gpu' AS flavor_fits,
+        -- the capacity rule, in integers; where no total is reported it is no filter
+        coalesce(
+            (memory_taken + CAST(:memory_bytes AS bigint)) * 1000000 <= memory_total * CAST(:headroom_ppm AS bigint),
+            TRUE
+        ) AS memory_fits,
+        CASE
+            WHEN NOT CAST(:gpu AS boolean) OR gpu_total IS NULL THEN TRUE
+            WHEN CAST(:gpu_bytes AS bigint) IS NULL THEN gpu_taken = 0
+            ELSE (gpu_taken + CAST(:gpu_bytes AS bigint)) * 1000000 <= gpu_total * CAST(:headroom_ppm AS bigint)
+        END AS gpu_fits,
+        max_sandboxes = 0 OR sandboxes < max_sandboxes AS sandboxes_fit
+    FROM loads
+)
+SELECT
+    worker_id, flavor, markers, base_bytes, gpu_total_bytes,
+    flavor_fits AND memory_fits AND gpu_fits AND sandboxes_fit AS fits,
+    count(*) OVER () AS ready,
+    count(*) FILTER (WHERE NOT flavor_fits) OVER () AS other_flavor,
+    count(*) FILTER (WHERE flavor_fits AND NOT memory_fits) OVER () AS short_of_memory,
+    count(*) FILTER (WHERE flavor_fits AND NOT gpu_fits) OVER () AS short_of_gpu,
+    count(*) FILTER (WHERE flavor_fits AND NOT sandboxes_fit) OVER () AS "full"
+FROM checked
+ORDER BY
+    CASE WHEN flavor_fits AND memory_fits AND gpu_fits AND sandboxes_fit THEN 0 ELSE 1 END,
+    -- a cpu call spills to a gpu worker only when no cpu worker can take it
+    CASE WHEN flavor = 'gpu' AND NOT CAST(:gpu AS boolean) THEN 1 ELSE 0 END,
+    -- per million of the total, rounded down; an unknown total counts as nothing taken
+    coalesce(
+        CAST((memory_taken * 1000000 - (memory_taken * 1000000) % memory_total) / memory_total AS decimal(38, 0)), 0
+    ),
+    in_flight,
+    worker_id COLLATE "C"
+LIMIT 1;
+
+-- name: insert_call
+-- A call with its first placement.
+-- parameters: call_id text, function text, python text, gpu boolean, memory_bytes bigint, max_memory_bytes bigint
+-- parameters: gpu_memory_bytes bigint, max_gpu_memory_bytes bigint, session_id text, pinned_checkpoint_id text
+-- parameters: cold boolean, retry boolean, timeout_ms bigint, placement_id text, worker_id text, worker_flavor text
+-- parameters: catalogue_id integer, generation text, checkpoint_id text, cost_ns bigint, cold_cost_ns bigint
+-- parameters: predicted_ready_ns bigint, reason text
+INSERT INTO calls (
+    call_id, state, function, python, gpu, memory_bytes, max_memory_bytes, gpu_memory_bytes, max_gpu_memory_bytes,
+    session_id, pinned_checkpoint_id, cold, retry, timeout_ms, attempts,
+    placement_id, worker_id, worker_flavor, catalogue_id, generation, checkpoint_id, checkpoint_flavor,
+    cost_ns, cold_cost_ns, predicted_ready_ns, reason, created_at
+)
+VALUES (
+    CAST(:call_id AS text), 'placed', CAST(:function AS text), CAST(:python AS text), CAST(:gpu AS boolean),
+    CAST(:memory_bytes AS bigint), CAST(:max_memory_bytes AS bigint),
+    CAST(:gpu_memory_bytes AS bigint), CAST(:max_gpu_memory_bytes AS bigint),
+    CAST(:session_id AS text), CAST(:pinned_checkpoint_id AS text), CAST(:cold AS boolean), CAST(:retry AS boolean),
+    CAST(:timeout_ms AS bigint), 1,
+    CAST(:placement_id AS text), CAST(:worker_id AS text), CAST(:worker_flavor AS text),
+    CAST(:catalogue_id AS integer), CAST(:generation AS text), CAST(:checkpoint_id AS text),
+    CASE WHEN CAST(:checkpoint_id AS text) IS NOT NULL THEN CAST(:worker_flavor AS text) END,
+    CAST(:cost_ns AS bigint), CAST(:cold_cost_ns AS bigint), CAST(:predicted_ready_ns AS bigint),
+    CAST(:reason AS text), now()
+);
+
+-- name: insert_payload
+-- The function and its arguments, opaque.
+-- parameters: call_id text, payload bytea
+INSERT INTO call_payloads (call_id, payload) VALUES (CAST(:call_id AS text), :payload);
+
+-- name: insert_call_modules
+-- What a call said it imports, in its order; positions and modules are of one length.
+-- parameters: call_id text, positions integer[], modules text[], items text[]
+INSERT INTO call_modules (call_id, position, module, item)
+SELECT
+    CAST(:call_id AS text), unnest(CAST(:positions AS integer[])), unnest(CAST(:modules AS text[])),
+    unnest(CAST(:items AS text[]));
+
+-- name: insert_call_packages
+-- What became of a call's requirements; all lists are of one length.
+-- parameters: call_id text, positions integer[], requirements text[], skipped boolean[], installed text[]
+-- parameters: reasons text[]
+INSERT INTO call_packages (call_id, position, requirement, skipped, installed, reason)
+SELECT
+    CAST(:call_id AS text), unnest(CAST(:positions AS integer[])), unnest(CAST(:requirements AS text[])),
+    unnest(CAST(:skipped AS boolean[])), unnest(CAST(:installed AS text[])), unnest(CAST(:reasons AS text[]));
+
+-- name: insert_lease
+-- What a placement reserves on its worker, until it is accepted in time or ends.
+-- parameters: placement_id text, call_id text, worker_id text, worker_flavor text, generation text
+-- parameters: checkpoint_id text, gpu boolean, memory_bytes bigint, gpu_memory_bytes bigint, accept_ms bigint
+INSERT INTO leases (
+    placement_id, call_id, worker_id, worker_flavor, generation, checkpoint_id, checkpoint_flavor,
+    gpu, memory_bytes, gpu_memory_bytes, placed_at, deadline_at
+)
+VALUES (
+    CAST(:placement_id AS text), CAST(:call_id AS text), CAST(:worker_id AS text), CAST(:worker_flavor AS text),
+    CAST(:generation AS text), CAST(:checkpoint_id AS text),
+    CASE WHEN CAST(:checkpoint_id AS text) IS NOT NULL THEN CAST(:worker_flavor AS text) END,
+    CAST(:gpu AS boolean), CAST(:memory_bytes AS bigint), CAST(:gpu_memory_bytes AS bigint),
+    now(), now() + CAST(:accept_ms AS bigint) * INTERVAL '1 millisecond'
+);
+
+-- name: call_to_place
+-- What a call asks for, as it was sent.
+-- parameters: call_id text
+-- returns: one row, the request's columns of calls, and attempts
+SELECT
+    call_id, gpu, memory_bytes, max_memory_bytes, gpu_memory_bytes, max_gpu_memory_bytes, pinned_checkpoint_id,
+    cold, retry, attempts
+FROM calls
+WHERE call_id = CAST(:call_id AS text);
+
+-- name: modules_of_call
+-- The modules of a call, in its order.
+-- parameters: call_id text
+SELECT module FROM call_modules WHERE call_id = CAST(:call_id AS text) ORDER BY position;
+
+-- name: requirements_of_call
+-- The requirements of a call, in its order.
+-- parameters: call_id text
+SELECT requirement FROM call_packages WHERE call_id = CAST(:call_id AS text) ORDER BY position;
+
+-- name: delete_call_packages
+-- Forgets what became of a call's requirements: another worker may have another root filesystem.
+-- parameters: call_id text
+DELETE FROM call_packages WHERE call_id = CAST(:call_id AS text);
+
+-- name: place_call_again
+-- The next placement of a call whose last one ended before it ran, or that may run twice.
+-- parameters: call_id text, placement_id text, worker_id text, worker_flavor text, catalogue_id integer
+-- parameters: generation text, checkpoint_id text, cost_ns bigint, cold_cost_ns bigint
+-- parameters: predicted_ready_ns bigint, reason text
+UPDATE calls SET
+    state = 'placed', accepted_at = NULL, attempts = attempts + 1,
+    placement_id = CAST(:placement_id AS text), worker_id = CAST(:worker_id AS text),
+    worker_flavor = CAST(:worker_flavor AS text), catalogue_id = CAST(:catalogue_id AS integer),
+    generation = CAST(:generation AS text), checkpoint_id = CAST(:checkpoint_id AS text),
+    checkpoint_flavor = CASE WHEN CAST(:checkpoint_id AS text) IS NOT NULL THEN CAST(:worker_flavor AS text) END,
+    cost_ns = CAST(:cost_ns AS bigint), cold_cost_ns = CAST(:cold_cost_ns AS bigint),
+    predicted_ready_ns = CAST(:predicted_ready_ns AS bigint), reason = CAST(:reason AS text)
+WHERE call_id = CAST(:call_id AS text);

@@ -1,0 +1,87 @@
+"""Which worker takes a call, in plain Python: what `rank_workers` of app/sql/placement.sql has to agree with."""
+
+from dataclasses import dataclass, field
+
+from readie.wire import CallRequest, WorkerStatus
+
+PPM = 1_000_000
+WHOLE = -1  # of the GPU memory
+
+
+@dataclass
+class Lease:
+    """What a placed call reserves."""
+
+    memory: int
+    gpu_memory: int
+
+
+@dataclass
+class Worker:
+    """A worker as it reported, and the leases on it, by placement id."""
+
+    status: WorkerStatus
+    leases: dict[str, Lease] = field(default_factory=dict)
+
+    def waiting(self) -> list[Lease]:
+        """Leases that have no sandbox yet: a sandbox's report names its placement."""
+        reported = {sandbox.placement_id for sandbox in self.status.sandboxes}
+        return [lease for placement_id, lease in self.leases.items() if placement_id not in reported]
+
+    @property
+    def memory(self) -> int:
+        return sum(s.memory for s in self.status.sandboxes) + sum(lease.memory for lease in self.waiting())
+
+    @property
+    def gpu_memory(self) -> int:
+        return sum(s.gpu_memory for s in self.status.sandboxes) + sum(lease.gpu_memory for lease in self.waiting())
+
+    @property
+    def sandboxes(self) -> int:
+        return len(self.status.sandboxes) + len(self.waiting())
+
+
+def budgets(request: CallRequest, default_memory: int) -> tuple[int, bool, int]:
+    """(memory, is it a GPU call, GPU memory): a maximum alone is also the start."""
+    memory = request.memory or request.max_memory or default_memory
+    gpu_memory = request.gpu_memory or request.max_gpu_memory
+    is_gpu = request.gpu or gpu_memory is not None
+    return memory, is_gpu, (gpu_memory or WHOLE) if is_gpu else 0
+
+
+def choose_worker(workers: dict[str, Worker], request: CallRequest, default_memory: int, headroom_ppm: int) -> str:
+    """The id of the worker that takes the call, or `no-workers` or `no-capacity`."""
+    memory, is_gpu, gpu_memory = budgets(request, default_memory)
+    ready = {name: worker for name, worker in workers.items() if worker.status.state == "ready"}
+    if not ready:
+        return "no-workers"
+
+    def fits(worker: Worker) -> bool:
+        status = worker.status
+        if is_gpu and status.flavor != "gpu":
+            return False
+        if status.memory_total is not None and (worker.memory + memory) * PPM > status.memory_total * headroom_ppm:
+            return False
+        if is_gpu and status.gpu_total is not None:
+            if gpu_memory == WHOLE:
+                if worker.gpu_memory > 0:
+                    return False
+            elif (worker.gpu_memory + gpu_memory) * PPM > status.gpu_total * headroom_ppm:
+                return False
+        return status.max_sandboxes == 0 or worker.sandboxes < status.max_sandboxes
+
+    def rank(name: str) -> tuple[int, int, int, str]:
+        worker = ready[name]
+        spills = int(worker.status.flavor == "gpu" and not is_gpu)
+        total = worker.status.memory_total
+        return spills, 0 if total is None else worker.memory * PPM // total, len(worker.leases), name
+
+    fitting = [name for name, worker in ready.items() if fits(worker)]
+    return min(fitting, key=rank) if fitting else "no-capacity"
+
+
+def reserve(worker: Worker, placement_id: str, request: CallRequest, default_memory: int) -> None:
+    """Puts the lease of a placed call on its worker."""
+    memory, _, gpu_memory = budgets(request, default_memory)
+    whole = worker.status.gpu_total or 0
+    worker.leases[placement_id] = Lease(memory, whole if gpu_memory == WHOLE else gpu_memory)

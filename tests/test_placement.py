@@ -1,0 +1,302 @@
+"""Placement (DESIGN §6): which worker takes a call, from which checkpoint it starts, what it reserves."""
+
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import text
+
+from app.database import Database
+from app.liveness import report_status
+from app.placement import WorkerFilled, place_call
+from app.settings import RouterSettings
+from readie.errors import (
+    BadBudget,
+    BadRequest,
+    BadRequirement,
+    NoCapacity,
+    NoWorkers,
+    ReadieError,
+    SessionsUnavailable,
+    problems,
+)
+from readie.flavor import Flavor
+from readie.settings import Bytes
+from readie.wire import CallPlaced, CallRequest, SandboxStatus, WorkerStatus
+from tests import placement_oracle as oracle
+
+GIB = 2**30
+SETTINGS = RouterSettings()
+
+
+def status(**changes: Any) -> WorkerStatus:
+    defaults: dict[str, Any] = {"flavor": Flavor.CPU, "state": "ready", "python": "3.11.7", "runtime": "fork"}
+    return WorkerStatus(**(defaults | changes))
+
+
+def gpu_status(**changes: Any) -> WorkerStatus:
+    return status(flavor=Flavor.GPU, **({"gpu_total": 16 * GIB} | changes))
+
+
+def call(**changes: Any) -> CallRequest:
+    return CallRequest(payload=b"opaque", python="3.11", **changes)
+
+
+def report(database: Database, worker_id: str, reported: WorkerStatus) -> None:
+    with database.transaction() as connection:
+        report_status(connection, worker_id, reported)
+
+
+def place(database: Database, request: CallRequest, router: RouterSettings = SETTINGS) -> CallPlaced:
+    with database.transaction() as connection:
+        return place_call(connection, database, router, request)
+
+
+def rows(database: Database, query: str) -> list[Any]:
+    with database.reading() as connection:
+        return list(connection.execute(text(query)).mappings())
+
+
+def forget_everything(database: Database) -> None:
+    with database.transaction() as connection:
+        for table in ("workers", "worker_generations", "worker_checkpoints", "sandboxes", "leases", "calls"):
+            connection.execute(text(f"DELETE FROM {table}"))
+
+
+# ---- the worker ----
+
+budgets = st.none() | st.integers(1, 1500) | st.just(2**62)
+totals = st.none() | st.sampled_from([1, 1000, 2000, 4000, 4001, 2**62])
+worker_ids = st.sampled_from(["a", "b", "B", "w10", "w9", "w.1"])
+sandboxes = st.builds(
+    SandboxStatus,
+    sandbox_id=st.uuids().map(str),
+    memory=st.integers(1, 900) | st.just(2**62),
+    gpu_memory=st.sampled_from([0, 0, 300]),
+)
+statuses = st.builds(
+    WorkerStatus,
+    flavor=st.sampled_from(Flavor),
+    state=st.sampled_from(["ready", "ready", "ready", "starting", "removed"]),
+    python=st.just("3.11.7"),
+    runtime=st.just("fork"),
+    memory_total=totals,
+    gpu_total=totals,
+    max_sandboxes=st.integers(0, 4),
+    sandboxes=st.lists(sandboxes, max_size=2),
+)
+requests = st.builds(
+    CallRequest,
+    payload=st.just(b""),
+    python=st.just("3.11"),
+    gpu=st.booleans(),
+    memory=budgets,
+    gpu_memory=st.none() | st.none() | st.integers(1, 1500),
+)
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    workers=st.dictionaries(worker_ids, statuses, max_size=4),
+    calls=st.lists(requests, min_size=1, max_size=6),
+    reported=st.sets(st.integers(0, 5)),
+)
+def test_the_chosen_worker_is_the_one_of_the_rules(
+    database: Database, workers: dict[str, WorkerStatus], calls: list[CallRequest], reported: set[int]
+) -> None:
+    """Whatever the workers, their sandboxes and the calls before: filters and ranking are those of the plain model."""
+    router = RouterSettings(default_memory=Bytes(700))
+    forget_everything(database)
+    model = {worker_id: oracle.Worker(reported_status) for worker_id, reported_status in workers.items()}
+    for worker_id, worker in model.items():
+        report(database, worker_id, worker.status)
+    for number, request in enumerate(calls):
+        expected = oracle.choose_worker(model, request, 700, 900_000)
+        if expected in ("no-workers", "no-capacity"):
+            with pytest.raises(problems()[expected]):
+                place(database, request, router)
+            continue
+        placement = place(database, request, router).placement
+        assert placement.worker_id == expected
+        worker = model[placement.worker_id]
+        oracle.reserve(worker, placement.placement_id, request, 700)
+        if number in reported:  # its sandbox was started: the same memory, counted once
+            lease = worker.leases[placement.placement_id]
+            sandbox = SandboxStatus(
+                sandbox_id=placement.placement_id,
+                placement_id=placement.placement_id,
+                memory=lease.memory,
+                gpu_memory=lease.gpu_memory,
+            )
+            worker.status = status(
+                **{name: getattr(worker.status, name) for name in worker.status.__struct_fields__}
+                | {"sandboxes": [*worker.status.sandboxes, sandbox]}
+            )
+            report(database, placement.worker_id, worker.status)
+
+
+def test_threads_never_overcommit_a_worker(database: Database) -> None:
+    """Twelve threads place forty calls on two workers that hold nine each: eighteen are placed, whatever the order."""
+    for worker_id in ("a", "b"):
+        report(database, worker_id, status(memory_total=10 * GIB, max_sandboxes=20))
+    asked = iter(range(40))
+    outcomes: list[str] = []
+
+    def place_some() -> None:
+        for _ in asked:
+            while True:
+                try:
+                    outcomes.append(place(database, call()).placement.worker_id)
+                except WorkerFilled:
+                    continue
+                except NoCapacity:
+                    outcomes.append("no-capacity")
+                break
+
+    threads = [threading.Thread(target=place_some) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert {name: outcomes.count(name) for name in set(outcomes)} == {"a": 9, "b": 9, "no-capacity": 22}
+    taken = rows(database, "SELECT worker_id, count(*) AS n FROM leases GROUP BY worker_id")
+    assert {row["worker_id"]: row["n"] for row in taken} == {"a": 9, "b": 9}
+
+
+def test_the_room_that_another_transaction_took_is_seen(database: Database) -> None:
+    """A placement that waited for another transaction sees what that one placed, and is not made."""
+    report(database, "a", status(memory_total=2 * GIB))
+    refused: list[Exception] = []
+
+    def place_second() -> None:
+        try:
+            place(database, call())
+        except (
+            WorkerFilled,
+            NoCapacity,
+        ) as error:  # of PostgreSQL, which waits for the row; of DuckDB, which takes turns
+            refused.append(error)
+
+    with database.transaction() as connection:
+        place_call(connection, database, SETTINGS, call())
+        second = threading.Thread(target=place_second)
+        second.start()
+        second.join(0.5)
+        assert second.is_alive()
+    second.join()
+
+    assert len(refused) == 1
+    assert len(rows(database, "SELECT * FROM leases")) == 1
+
+
+def test_no_worker_is_ready(database: Database) -> None:
+    """Without a ready worker a call is refused as no-workers, and nothing is kept of it."""
+    report(database, "a", status(state="starting"))
+    report(database, "b", status(state="removed"))
+
+    with pytest.raises(NoWorkers):
+        place(database, call())
+    assert rows(database, "SELECT * FROM calls") == []
+
+
+def test_a_silent_worker_is_no_candidate(database: Database) -> None:
+    """A worker that was not heard from for WORKER_TTL gets nothing, even before a sweep evicts it."""
+    report(database, "a", status())
+    with database.transaction() as connection:
+        connection.execute(text("UPDATE workers SET heard_at = now() - INTERVAL '31 seconds'"))
+
+    with pytest.raises(NoWorkers):
+        place(database, call())
+
+
+def test_a_gpu_call_is_refused_where_all_workers_are_cpu(database: Database) -> None:
+    """A GPU call with only cpu workers is an error that says so, with the way out."""
+    report(database, "a", status())
+
+    with pytest.raises(NoCapacity, match="needs a gpu worker, and all 1 ready workers are cpu workers") as refused:
+        place(database, call(gpu=True))
+    assert "WORKER_FLAVOR=gpu" in refused.value.hint
+
+
+def test_what_is_short_is_said(database: Database) -> None:
+    """A call for which there is no room is told how many workers lack what."""
+    report(database, "a", status(memory_total=GIB))
+    report(database, "b", status(max_sandboxes=1, sandboxes=[SandboxStatus(sandbox_id="s", memory=1)]))
+
+    with pytest.raises(NoCapacity) as refused:
+        place(database, call(memory=2 * GIB))
+    assert (
+        f"of 2 ready workers, 1 have no {2 * GIB} bytes of memory left, 1 have all their sandboxes in use"
+        == refused.value.detail
+    )
+
+
+def test_cpu_call_spills_only_when_no_cpu_worker_can_take_it(database: Database) -> None:
+    """A cpu call goes to the fullest cpu worker rather than to an empty gpu worker, and to that one when none is left."""
+    report(database, "cpu", status(memory_total=3 * GIB))
+    report(database, "gpu", gpu_status(memory_total=64 * GIB))
+
+    assert [place(database, call()).placement.worker_id for _ in range(3)] == ["cpu", "cpu", "gpu"]
+
+
+def test_gpu_true_reserves_the_whole_gpu_memory(database: Database) -> None:
+    """A GPU call without a budget takes all of a worker's GPU memory, and needs all of it free."""
+    report(database, "gpu", gpu_status())
+    place(database, call(gpu=True))
+
+    assert [row["gpu_memory_bytes"] for row in rows(database, "SELECT gpu_memory_bytes FROM leases")] == [16 * GIB]
+    for another in (call(gpu=True), call(gpu_memory=1)):
+        with pytest.raises(NoCapacity):
+            place(database, another)
+
+
+@pytest.mark.parametrize(
+    ("asked", "stored"),
+    [
+        ({}, (GIB, GIB, None, None, False)),
+        ({"memory": 5}, (5, 5, None, None, False)),
+        ({"max_memory": 7}, (7, 7, None, None, False)),
+        ({"memory": 5, "max_memory": 7}, (5, 7, None, None, False)),
+        ({"gpu": True}, (GIB, GIB, None, None, True)),
+        ({"gpu_memory": 3}, (GIB, GIB, 3, 3, True)),
+        ({"max_gpu_memory": 4}, (GIB, GIB, 4, 4, True)),
+        ({"gpu": True, "gpu_memory": 3, "max_gpu_memory": 4}, (GIB, GIB, 3, 4, True)),
+    ],
+)
+def test_budgets(database: Database, asked: dict[str, int], stored: tuple[object, ...]) -> None:
+    """A maximum alone is also the start, a start alone its own maximum; any GPU budget makes a GPU call."""
+    report(database, "gpu", gpu_status())
+    place(database, call(**asked))
+
+    columns = "memory_bytes, max_memory_bytes, gpu_memory_bytes, max_gpu_memory_bytes, gpu"
+    (row,) = rows(database, f"SELECT {columns} FROM calls")
+    assert tuple(row.values()) == stored
+
+
+@pytest.mark.parametrize(
+    ("asked", "problem"),
+    [
+        ({"memory": 2, "max_memory": 1}, BadBudget),
+        ({"gpu_memory": 2, "max_gpu_memory": 1}, BadBudget),
+        ({"cold": True, "checkpoint_id": "checkpoint_1"}, BadRequest),
+        ({"packages": ["numpy=="]}, BadRequirement),
+        ({"session_id": "s"}, SessionsUnavailable),
+    ],
+)
+def test_demands_that_contradict_themselves_are_refused(
+    database: Database, asked: dict[str, Any], problem: type[ReadieError]
+) -> None:
+    """A call that nothing could serve is refused before a worker is looked for."""
+    with pytest.raises(problem):
+        place(database, call(**asked))
+
+
+def test_the_same_state_gives_the_same_placement(database: Database) -> None:
+    """Of workers that are alike the first by code points is chosen, whatever the order of their reports."""
+    for worker_id in ("b", "a", "B"):
+        report(database, worker_id, status(memory_total=4 * GIB))
+
+    assert [place(database, call()).placement.worker_id for _ in range(4)] == ["B", "a", "b", "B"]
