@@ -1,0 +1,712 @@
+"""Imports in fresh processes, measured: what each module costs by itself, and what it asks for.
+
+Three kinds of process, because recording one thing disturbs another: `edges` (what each module's body asks for),
+`time` and `memory`. One process measures all that its root pulls in, so a few large roots measure most modules many
+times. What was measured is in a journal at once; `measurements.parquet` is computed from the journal.
+"""
+
+import hashlib
+import os
+import statistics
+import subprocess
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.corpus import ImportSet
+from pipeline.measurement import MeasuredItem
+from pipeline.processes import Mode, ProbeAnswer, ProbeFailure, ProbeStream, Sandbox, describe
+from pipeline.progress import Progress, say, stage
+from pipeline.rootfs import RootFilesystem, list_rootfs
+from readie.cost import parents
+from readie.errors import BadFile, Unavailable
+from readie.flavor import Flavor
+from readie.manifest import Host
+
+MODES: tuple[Mode, Mode] = ("time", "memory")
+_KIB_MB = 1024 / 1e6
+
+# ---- records ----
+
+
+class Node(msgspec.Struct, frozen=True, array_like=True):
+    """A module in one process. `value`: exclusive seconds or KiB, by the process' mode."""
+
+    name: str
+    stdlib: bool
+    value: float = 0.0
+    file: str | None = None
+    asks: list[str] = []
+
+
+class Run(msgspec.Struct, frozen=True):
+    """One process: a line of the journal."""
+
+    mode: Mode
+    root: str
+    wall_s: float
+    cpu_s: float
+    nodes: list[Node]
+    whole: bool = True  # False: the process ended without a word; what its modules asked for is not known
+    failure: ProbeFailure | None = None
+
+
+class JournalHead(msgspec.Struct, frozen=True):
+    """What the lines that follow were measured on: they are good for nothing else."""
+
+    host: Host
+    memory_source: Literal["RssAnon", "VmRSS"]
+    version: Literal[1] = 1
+
+
+class Failure(msgspec.Struct, frozen=True):
+    module: str
+    kind: str
+    detail: str
+    distribution: str = ""
+    asked: int = 0  # how often the corpus asks for it
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """How well an item is known. Spreads are median absolute deviations; counts are processes it appeared in."""
+
+    seconds_spread: float
+    seconds_count: int
+    raw_size_mb: float  # as measured: below 0 where memory fell
+    size_mb_spread: float
+    size_mb_count: int
+
+
+class MeasurementInfo(msgspec.Struct, frozen=True, kw_only=True):
+    version: Literal[1] = 1
+    flavor: Flavor
+    host: Host
+    memory_source: Literal["RssAnon", "VmRSS"]
+    rootfs: str
+    repeats: int
+    roots: int
+    failures: list[Failure] = []
+    absent: dict[str, int] = {}  # asked for, and not in the root filesystem → how often
+    unmeasured: int = 0  # modules seen, and not measured in the time that was given
+    warnings: list[str] = []
+
+
+@dataclass(frozen=True, eq=False)
+class Measurements:
+    info: MeasurementInfo
+    items: list[MeasuredItem]  # by key
+    figures: dict[str, Figure]
+    sha256: str = ""  # of the file
+
+
+# ---- inside the root filesystem, by its own Python ----
+
+
+class _Compiled(msgspec.Struct):
+    compiled: int
+    failed: int
+
+
+def _run_inside(python: Path, script: str, text: bytes = b"") -> bytes:
+    path = Path(__file__).with_name(script)
+    done = subprocess.run([python, "-I", "-B", path], input=text, capture_output=True, check=False)
+    if done.returncode:
+        reason = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        raise Unavailable(f"{python} ended with {done.returncode}: {''.join(reason)}", "")
+    return done.stdout
+
+
+def compile_ahead(python: Path, files: Iterable[str] | None = None) -> int:
+    """Compiles what has no current byte code, of these files or (None) of all: in site-packages with unchecked hashes.
+
+    Returns how many files were compiled.
+    """
+    text = msgspec.json.encode(None if files is None else sorted(files))
+    return msgspec.json.decode(_run_inside(python, "rootfs_compile.py", text), type=_Compiled).compiled
+
+
+def find_modules(python: Path, names: Iterable[str]) -> dict[str, str | None]:
+    """For each name its longest prefix that is a module, found without importing anything; None: there is none."""
+    answer = _run_inside(python, "rootfs_modules.py", msgspec.json.encode(sorted(set(names))))
+    return msgspec.json.decode(answer, type=dict[str, str | None])
+
+
+# ---- roots ----
+
+
+@dataclass(frozen=True)
+class Root:
+    """What a process imports: the first of `names` that exists."""
+
+    names: tuple[str, ...]
+    weight: int  # how often the corpus asks for it
+
+
+def find_roots(corpus: Iterable[ImportSet], rootfs: RootFilesystem, python: Path) -> tuple[list[Root], dict[str, int]]:
+    """The roots, most asked for first; and the names asked for that are not in the root filesystem, with counts.
+
+    Roots are what the corpus asks for and every distribution's own top-level names.
+    """
+    asked: Counter[str] = Counter()
+    for imports in corpus:
+        for module in imports.modules:
+            asked[module] += imports.count
+    tops = {name for names in rootfs.top_levels.values() for name in names}
+    found = find_modules(python, [*asked, *tops])
+    weights: Counter[tuple[str, ...]] = Counter()
+    absent: dict[str, int] = {}
+    for name, count in sorted(asked.items()):
+        module = found[name]
+        if name.partition(".")[0] in rootfs.stdlib or ":" in name:
+            continue
+        if module is None:
+            absent[name] = count
+        elif name.count(".") - module.count(".") > 1:
+            # One name too many is an attribute. Two are a module that exists only once its package ran.
+            weights[name, *(prefix for prefix in parents(name) if len(prefix) >= len(module))] += count
+        else:
+            weights[module,] += count
+    for name in sorted(tops):
+        if name not in rootfs.stdlib and found[name] == name:
+            weights[name,] += 0
+    roots = [Root(names, weight) for names, weight in weights.items()]
+    return sorted(roots, key=lambda root: (-root.weight, root.names)), absent
+
+
+# ---- the journal ----
+
+
+class Journal:
+    """Completed processes, a JSON line each, as soon as they end. Lines of another host are put aside."""
+
+    def __init__(self, path: Path, head: JournalHead) -> None:
+        self.runs: list[Run] = []
+        whole = 0
+        if path.exists():
+            lines = path.read_bytes().splitlines(keepends=True)
+            if lines and self._is_head(lines[0], head):
+                whole = len(lines[0])
+                for line in lines[1:]:
+                    try:
+                        self.runs.append(msgspec.json.decode(line, type=Run))
+                    except msgspec.MsgspecError:
+                        break  # the line that a kill cut short, and nothing after it
+                    whole += len(line)
+            elif lines:
+                path.rename(path.with_suffix(".old"))
+                say(f"  the measurements in {path} are of another host or root filesystem: they are put aside")
+        self._file = path.open("ab")
+        self._file.truncate(whole)
+        self._lock = threading.Lock()
+        if not whole:
+            self._write(head)
+
+    @staticmethod
+    def _is_head(line: bytes, head: JournalHead) -> bool:
+        try:
+            return msgspec.json.decode(line, type=JournalHead) == head
+        except msgspec.MsgspecError:
+            return False
+
+    def _write(self, record: msgspec.Struct) -> None:
+        self._file.write(msgspec.json.encode(record) + b"\n")
+        self._file.flush()
+
+    def add(self, run: Run) -> None:
+        with self._lock:
+            self._write(run)
+            self.runs.append(run)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+# ---- measuring ----
+
+
+def _keep(answer: ProbeAnswer, root: str) -> Run:
+    nodes = []
+    for module in answer.modules:
+        if answer.mode == "edges":
+            nodes.append(Node(module.name, module.stdlib, 0.0, module.file, module.asks or []))
+        else:
+            value = module.seconds if answer.mode == "time" else module.kb if module.raw_kb is None else module.raw_kb
+            nodes.append(Node(module.name, module.stdlib, value or 0.0))
+    whole = answer.wall_s is not None
+    return Run(answer.mode, root, answer.wall_s or 0.0, answer.cpu_s or 0.0, nodes, whole, answer.failure)
+
+
+def measure(stream: ProbeStream, root: str, mode: Mode) -> Run:
+    """One process. One that waited much longer than it worked, as when the machine is busy, is repeated once."""
+    run = _keep(stream.ask([root], mode), root)
+    if run.failure is None and mode == "time" and run.wall_s > 1.5 * run.cpu_s + 0.05:
+        again = _keep(stream.ask([root], mode), root)
+        if again.failure is None and again.wall_s < run.wall_s:
+            return again
+    return run
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Until when measuring may go on, by the monotonic clock."""
+
+    ends: float | None
+
+    def is_left(self) -> bool:
+        return self.ends is None or time.monotonic() < self.ends
+
+
+Step = Callable[[ProbeStream], str]  # one process or more; says what it did
+
+
+def is_missing(failure: ProbeFailure | None, name: str) -> bool:
+    """Whether the import of `name` failed because it, or a package around it, does not exist."""
+    if failure is None or "ModuleNotFoundError" not in failure.detail:
+        return False
+    return any(f"'{module}'" in failure.detail for module in [name, *parents(name)])
+
+
+class _Edges:
+    """The first pass: every root that no earlier process has already imported on its way."""
+
+    def __init__(self, roots: Sequence[Root], journal: Journal) -> None:
+        self.journal = journal
+        self.runs = {run.root: run for run in journal.runs if run.mode == "edges"}
+        self.seen = {node.name for run in self.runs.values() if run.whole for node in run.nodes}
+        self.waiting = [root for root in roots if not self._is_settled(root)] or self.find_lost()
+
+    def find_lost(self) -> list[Root]:
+        """Modules that were loaded by a process that then crashed, and by no other: they get one of their own.
+
+        The last one loaded first, for it is likely to need the others.
+        """
+        names = [node.name for run in self.runs.values() if not run.whole for node in run.nodes if not node.stdlib]
+        roots = [Root((name,), 0) for name in dict.fromkeys(reversed(names))]
+        return [root for root in roots if not self._is_settled(root)]
+
+    def _is_settled(self, root: Root) -> bool:
+        for name in root.names:
+            if name in self.seen:
+                return True
+            if name not in self.runs:
+                return False
+            if not is_missing(self.runs[name].failure, name):
+                return True
+        return True
+
+    def measure(self, stream: ProbeStream, root: Root) -> str:
+        for name in root.names:
+            if name not in self.runs and not self._is_settled(Root((name,), 0)):
+                run = measure(stream, name, "edges")
+                self.journal.add(run)
+                self.runs[name] = run
+                if run.whole:
+                    self.seen.update(node.name for node in run.nodes)
+            if name in self.seen or not is_missing(self.runs[name].failure, name):
+                break
+        return f"edges of {root.names[0]}"
+
+    def steps(self) -> Iterator[Step]:
+        for root in self.waiting:
+
+            def step(stream: ProbeStream, root: Root = root) -> str:
+                # Another stream may have come upon it in the meantime.
+                return root.names[0] if self._is_settled(root) else self.measure(stream, root)
+
+            yield step
+
+
+def choose_runs(
+    reached: Mapping[str, frozenset[str]], weights: Mapping[str, int], done: Iterable[Run], repeats: int
+) -> list[tuple[Mode, str]]:
+    """The processes that are left, so that every module appears in `repeats` of each mode.
+
+    Large roots first: their processes measure what the small ones pull in as well. Then in the order of need: all
+    modules once before any is measured twice, the most asked for first; time and memory take turns.
+    """
+    counts: dict[Mode, Counter[str]] = {mode: Counter() for mode in MODES}
+    for run in done:
+        if run.mode in counts:
+            # A failed process counts for what it should have measured: it would fail again.
+            counts[run.mode].update(reached.get(run.root, ()) if run.failure else [node.name for node in run.nodes])
+    by_size = sorted(reached, key=lambda root: (-len(reached[root]), root))
+    chosen: list[tuple[int, int, str, Mode]] = []
+    for level in range(1, repeats + 1):
+        for mode in MODES:
+            for root in by_size:
+                if any(counts[mode][module] < level for module in reached[root]):
+                    counts[mode].update(reached[root])
+                    chosen.append((level, -weights.get(root, 0), root, mode))
+    return [(mode, root) for _, _, root, mode in sorted(chosen, key=lambda run: (*run[:3], MODES.index(run[3])))]
+
+
+def _work(
+    steps: Iterator[Step],
+    total: int,
+    title: str,
+    streams: Sequence[ProbeStream],
+    budget: Budget,
+) -> int:
+    """Takes the steps, each by the next free stream, while the budget lasts. Returns how many were not taken."""
+    lock = threading.Lock()
+    stop = threading.Event()
+    with Progress(title, total) as progress, ThreadPoolExecutor(len(streams)) as pool:
+
+        def drain(stream: ProbeStream) -> None:
+            while budget.is_left() and not stop.is_set():
+                with lock:
+                    step = next(steps, None)
+                if step is None:
+                    return
+                now = step(stream)
+                with lock:
+                    progress.advance(now)
+
+        futures = [pool.submit(drain, stream) for stream in streams]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+        finally:
+            stop.set()
+        for future in futures:
+            future.result()
+        return total - progress.done
+
+
+# ---- from processes to items ----
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """What the edges passes saw, in processes that ended with a word."""
+
+    asks: dict[str, list[str]]  # module → what its body asked for, in order
+    stdlib: frozenset[str]
+    files: dict[str, str | None]
+    reached: dict[str, frozenset[str]]  # root → all modules of its process
+
+
+def build_graph(runs: Iterable[Run]) -> Graph:
+    asks: dict[str, dict[str, None]] = defaultdict(dict)
+    stdlib: set[str] = set()
+    files: dict[str, str | None] = {}
+    reached: dict[str, frozenset[str]] = {}
+    for run in runs:
+        if run.mode == "edges" and run.whole:
+            reached[run.root] = frozenset(node.name for node in run.nodes)
+            for node in run.nodes:
+                asks[node.name] |= dict.fromkeys(node.asks)
+                files.setdefault(node.name, node.file)
+                if node.stdlib:
+                    stdlib.add(node.name)
+    return Graph({name: list(names) for name, names in asks.items()}, frozenset(stdlib), files, reached)
+
+
+def charge(
+    root: str, values: Mapping[str, float], asks: Mapping[str, Sequence[str]], items: Mapping[str, str]
+) -> dict[str, float]:
+    """What one process costs, item by item: what a module that is no item costs goes to the item that imported it.
+
+    The order of imports is followed from `root` as the interpreter took it: packages around a module first, then it,
+    then what it asks for. What that does not reach goes to the root.
+    """
+    charged: dict[str, float] = {}
+    seen: set[str] = set()
+    home = root if root in items else next((name for name in values if name in items), None)
+
+    def enter(name: str, owner: str | None) -> tuple[str | None, Iterator[str]] | None:
+        if name in seen or name not in values:
+            return None
+        seen.add(name)
+        owner = name if name in items else owner
+        if owner is not None:
+            charged[owner] = charged.get(owner, 0.0) + values[name]
+        wanted = (part for ask in asks.get(name, ()) for part in [*reversed(parents(ask)), ask])
+        return owner, wanted
+
+    stack: list[tuple[str | None, Iterator[str]]] = [(home, iter([*reversed(parents(root)), root]))]
+    while stack:
+        owner, wanted = stack[-1]
+        for name in wanted:
+            entered = enter(name, owner)
+            if entered is not None:
+                stack.append(entered)
+                break
+        else:
+            stack.pop()
+    for name in values:
+        if name not in seen:
+            owner = name if name in items else home
+            if owner is not None:
+                charged[owner] = charged.get(owner, 0.0) + values[name]
+    return charged
+
+
+def contract(asks: Mapping[str, Sequence[str]], items: Mapping[str, str]) -> dict[str, set[str]]:
+    """Direct dependencies among items: through modules that are no items to what these ask for."""
+
+    def ahead(name: str, seen: set[str]) -> set[str]:
+        found: set[str] = set()
+        waiting = [part for ask in asks.get(name, ()) for part in [ask, *parents(ask)]]
+        while waiting:
+            module = waiting.pop()
+            if module in seen:
+                continue
+            seen.add(module)
+            if module in items:
+                found.add(module)
+            else:
+                waiting += [part for ask in asks.get(module, ()) for part in [ask, *parents(ask)]]
+        return found
+
+    # Packages around a module are implied, and need not be written.
+    return {item: ahead(item, {item, *parents(item)}) for item in items}
+
+
+def add_unseen(dependencies: dict[str, set[str]], reached: Mapping[str, frozenset[str]]) -> None:
+    """What a root's process imported although no edge leads there, as compiled code can, the root depends on."""
+    for root, modules in sorted(reached.items()):
+        if root not in dependencies:
+            continue
+        closure: set[str] = set()
+        waiting = [root]
+        while waiting:
+            module = waiting.pop()
+            if module not in closure and module in dependencies:
+                closure.add(module)
+                waiting += [*dependencies[module], *parents(module)]
+        dependencies[root] |= {module for module in modules if module in dependencies} - closure
+
+
+def _spread(values: Sequence[float], middle: float) -> float:
+    return statistics.median(abs(value - middle) for value in values)
+
+
+def build_items(
+    runs: Sequence[Run], distribution_of: Callable[[str, str | None], str | None]
+) -> tuple[list[MeasuredItem], dict[str, Figure], int]:
+    """Items, by key, how well each is known, and how many modules were seen and not measured."""
+    graph = build_graph(runs)
+    measured = {mode: {node.name for run in runs if run.mode == mode for node in run.nodes} for mode in MODES}
+    everywhere = measured["time"] & measured["memory"]
+    items: dict[str, str] = {}
+    unmeasured = 0
+    for name in sorted(graph.asks):
+        if name in graph.stdlib:
+            continue
+        distribution = distribution_of(name, graph.files[name])
+        if distribution is None:
+            continue
+        if name in everywhere:
+            items[name] = distribution
+        else:
+            unmeasured += 1
+    values: dict[Mode, dict[str, list[float]]] = {mode: defaultdict(list) for mode in MODES}
+    for run in runs:
+        if run.mode in values:
+            once = {node.name: node.value for node in run.nodes}
+            for item, value in charge(run.root, once, graph.asks, items).items():
+                values[run.mode][item].append(value)
+    dependencies = contract(graph.asks, items)
+    add_unseen(dependencies, graph.reached)
+
+    built, figures = [], {}
+    for key, distribution in items.items():
+        seconds, kib = values["time"][key], values["memory"][key]
+        middle_s, middle_kib = statistics.median(seconds), statistics.median(kib)
+        built.append(
+            MeasuredItem(
+                key=key,
+                seconds=round(max(middle_s, 0.0), 9) + 0.0,
+                size_mb=round(max(middle_kib, 0.0) * _KIB_MB, 6) + 0.0,
+                resource_type="package",
+                distribution=distribution,
+                dependencies=frozenset(dependencies[key] - {key}),
+            )
+        )
+        figures[key] = Figure(
+            seconds_spread=round(_spread(seconds, middle_s), 9),
+            seconds_count=len(seconds),
+            raw_size_mb=round(middle_kib * _KIB_MB, 6),
+            size_mb_spread=round(_spread(kib, middle_kib) * _KIB_MB, 6),
+            size_mb_count=len(kib),
+        )
+    return built, figures, unmeasured
+
+
+def list_failures(
+    runs: Iterable[Run], roots: Sequence[Root], distribution_of: Callable[[str, str | None], str | None]
+) -> list[Failure]:
+    """One for each root that could not be imported, with what happened."""
+    asked = {name: root.weight for root in roots for name in root.names}
+    trial = {name for root in roots for name in root.names[:-1]}  # only tried, in case it exists
+    failures: dict[str, Failure] = {}
+    for run in runs:
+        if run.failure is None or run.root in failures or (run.root in trial and is_missing(run.failure, run.root)):
+            continue
+        failures[run.root] = Failure(
+            run.root,
+            run.failure.kind,
+            run.failure.detail,
+            distribution_of(run.root, None) or "",
+            asked.get(run.root, 0),
+        )
+    return [failures[name] for name in sorted(failures)]
+
+
+# ---- the stage ----
+
+
+def analyze(
+    sandbox: Sandbox,
+    corpus: Sequence[ImportSet],
+    out: Path,
+    *,
+    flavor: Flavor,
+    repeats: int = 3,
+    minutes: float | None = None,
+) -> Measurements:
+    """Measures what is not in the journal yet, and writes `measurements.parquet` into the folder `out`."""
+    budget = Budget(None if minutes is None else time.monotonic() + 60 * minutes)
+    with stage("Listing the root filesystem, and compiling its byte code"):
+        rootfs = list_rootfs(sandbox.rootfs)
+        python = sandbox.rootfs / "bin" / "python"
+        compiled = compile_ahead(python)
+        if compiled:
+            say(f"  compiled {compiled} files")
+        description = describe(sandbox)
+        roots, absent = find_roots(corpus, rootfs, python)
+    journal = Journal(out / "measurements.journal.jsonl", JournalHead(description.host, description.memory_source))
+    try:
+        left = _measure_all(sandbox, python, roots, journal, repeats=repeats, budget=budget)
+    finally:
+        journal.close()
+    warnings = list(rootfs.warnings)
+    if left:
+        warnings.append(f"the time was up with {left} measurements left: run analyze again to go on")
+    items, figures, unmeasured = build_items(journal.runs, rootfs.distribution_of)
+    info = MeasurementInfo(
+        flavor=flavor,
+        host=description.host,
+        memory_source=description.memory_source,
+        rootfs=str(sandbox.rootfs.absolute()),
+        repeats=repeats,
+        roots=len(roots),
+        failures=list_failures(journal.runs, roots, rootfs.distribution_of),
+        absent=absent,
+        unmeasured=unmeasured,
+        warnings=warnings,
+    )
+    return write_measurements(out / "measurements.parquet", Measurements(info, items, figures))
+
+
+def _measure_all(
+    sandbox: Sandbox, python: Path, roots: Sequence[Root], journal: Journal, *, repeats: int, budget: Budget
+) -> int:
+    """Runs the processes that the journal lacks. Returns how many were left when the time was up."""
+    with ExitStack() as stack:
+        count = max(1, len(os.sched_getaffinity(0)) - 1)
+        streams = [stack.enter_context(ProbeStream(sandbox)) for _ in range(count)]
+        edges = _Edges(roots, journal)
+        left = 0
+        while edges.waiting and budget.is_left():
+            with stage(f"Finding what {len(edges.waiting)} of {len(roots)} roots ask for"):
+                left += _work(edges.steps(), len(edges.waiting), "edges", streams, budget)
+            edges.waiting = edges.find_lost()
+        whole = [run for run in edges.runs.values() if run.whole and run.nodes]
+        reached = {run.root: frozenset(node.name for node in run.nodes) for run in whole}
+        asked = {name: root.weight for root in roots for name in root.names}
+        weights = {root: max(asked.get(name, 0) for name in names) for root, names in reached.items()}
+        chosen = choose_runs(reached, weights, journal.runs, repeats)
+        if chosen and budget.is_left():
+            # Byte code that is not there by now would be written, or be compiled, while the clock runs.
+            compile_ahead(
+                python, {node.file for run in whole for node in run.nodes if (node.file or "").endswith(".py")}
+            )
+
+            def steps() -> Iterator[Step]:
+                for mode, root in chosen:
+
+                    def step(stream: ProbeStream, mode: Mode = mode, root: str = root) -> str:
+                        journal.add(measure(stream, root, mode))
+                        return f"{mode} of {root}"
+
+                    yield step
+
+            with stage(f"Measuring time and memory in {len(chosen)} processes"):
+                left += _work(steps(), len(chosen), "measuring", streams, budget)
+        elif chosen:
+            left += len(chosen)
+    return left
+
+
+_COLUMNS = pa.schema(
+    [
+        ("key", pa.string()),
+        ("seconds", pa.float64()),
+        ("size_mb", pa.float64()),
+        ("resource_type", pa.string()),
+        ("distribution", pa.string()),
+        ("dependencies", pa.list_(pa.string())),
+        *(
+            (field.name, pa.float64() if field.type is float else pa.int64())
+            for field in msgspec.structs.fields(Figure)
+        ),
+    ]
+)
+
+
+def write_measurements(path: Path, measurements: Measurements) -> Measurements:
+    """Writes `path` whole or not at all; the facts about the run are in the schema's metadata."""
+    rows = [
+        {
+            "key": item.key,
+            "seconds": item.seconds,
+            "size_mb": item.size_mb,
+            "resource_type": item.resource_type,
+            "distribution": item.distribution,
+            "dependencies": sorted(item.dependencies),
+            **msgspec.structs.asdict(measurements.figures[item.key]),
+        }
+        for item in measurements.items
+    ]
+    schema = _COLUMNS.with_metadata({"readie": msgspec.json.encode(measurements.info)})
+    aside = path.with_name(path.name + ".partial")
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), aside)
+    aside.rename(path)
+    return read_measurements(path)
+
+
+def read_measurements(path: Path) -> Measurements:
+    """The measurements at `path`. Raises `BadFile`."""
+    try:
+        content = path.read_bytes()
+        table = pq.read_table(pa.BufferReader(content))
+        info = msgspec.json.decode(table.schema.metadata[b"readie"], type=MeasurementInfo)
+        rows = table.cast(_COLUMNS).to_pylist()
+    except (OSError, pa.ArrowException, msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
+        raise BadFile(f"{path}: {error}", "Measure again with readie-pipeline analyze.") from error
+    figures = {
+        row["key"]: msgspec.convert({name: row[name] for name in Figure.__struct_fields__}, Figure) for row in rows
+    }
+    items = [
+        MeasuredItem(
+            key=row["key"],
+            seconds=row["seconds"],
+            size_mb=row["size_mb"],
+            resource_type=row["resource_type"],
+            distribution=row["distribution"],
+            dependencies=frozenset(row["dependencies"]),
+        )
+        for row in rows
+    ]
+    return Measurements(info, items, figures, hashlib.sha256(content).hexdigest())

@@ -1,0 +1,210 @@
+"""The `readie-worker` processes that measure and capture: what is measured is what production runs."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self, TypeVar
+
+import msgspec
+
+import readie
+from readie.errors import RuntimeUnavailable, Unavailable
+from readie.manifest import Host
+
+Mode = Literal["edges", "time", "memory", "plain"]
+Record = TypeVar("Record")
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """Where processes run: a root filesystem, and the runtime that starts them."""
+
+    rootfs: Path
+    runtime: Literal["fork"]
+    timeout_s: float = 60.0  # for each import
+    memory: str = "4Gi"  # for each import
+
+    def arguments(self) -> list[str]:
+        return ["--rootfs", str(self.rootfs), "--runtime", self.runtime]
+
+
+class Description(msgspec.Struct, frozen=True):
+    """`readie-worker describe`."""
+
+    host: Host
+    markers: dict[str, str] = {}
+    preload: list[str] = []  # standard-library modules that every executor has loaded
+    memory_source: Literal["RssAnon", "VmRSS"] = "RssAnon"
+
+
+class ProbeFailure(msgspec.Struct, frozen=True):
+    kind: Literal["raised", "exit", "signal", "timeout", "memory", "no-result"]
+    detail: str = ""
+
+
+class ProbedModule(msgspec.Struct, frozen=True):
+    """A module whose body ran to its end in a probe; figures are exclusive. What a mode does not measure is None."""
+
+    name: str
+    seconds: float | None = None
+    kb: float | None = None  # KiB; 0 where memory fell, with what it fell by in `raw_kb`
+    raw_kb: float | None = None
+    asks: list[str] | None = None
+    stdlib: bool = False
+    file: str | None = None
+
+
+class ProbeAnswer(msgspec.Struct, frozen=True):
+    id: int
+    ok: bool
+    mode: Mode = "plain"
+    wall_s: float | None = None  # None where the process ended without a word
+    cpu_s: float | None = None
+    rss_mb: float | None = None
+    modules: list[ProbedModule] = []
+    failure: ProbeFailure | None = None
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """`readie-worker save`."""
+
+    ok: bool
+    checkpoint_id: str = ""
+    measured_mb: float = 0.0
+    seconds: float = 0.0
+    threads: int = 1
+    failure: ProbeFailure | None = None
+
+
+class Restored(msgspec.Struct, frozen=True):
+    """`readie-worker restore`: seconds of each restore, to the first answer."""
+
+    ok: bool
+    seconds: list[float] = []
+    failure: ProbeFailure | None = None
+
+
+def find_worker() -> list[str]:
+    """The command line that runs `readie-worker` of this installation."""
+    beside = Path(sys.executable).with_name("readie-worker")
+    if beside.exists():
+        return [str(beside)]
+    found = shutil.which("readie-worker")
+    return [found] if found else [sys.executable, "-m", "worker.cli"]
+
+
+def _environment() -> dict[str, str]:
+    """With the folder of this code on the path, for where the project runs without being installed."""
+    here = str(Path(readie.__file__).resolve().parents[1])
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))}
+
+
+def run_worker(arguments: Sequence[str], kind: type[Record]) -> Record:
+    """Runs one command of `readie-worker` to its end and reads its answer. Raises `Unavailable` when it has none."""
+    command = [*find_worker(), *arguments]
+    done = subprocess.run(command, env=_environment(), stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    try:
+        return msgspec.json.decode(done.stdout, type=kind)
+    except msgspec.MsgspecError as error:
+        last = done.stderr.decode(errors="replace").strip().splitlines()[-3:]
+        reason = " ".join(last) or f"it ended with {done.returncode} and said nothing"
+        raise Unavailable(f"readie-worker {arguments[0]}: {reason}", "") from error
+
+
+def describe(sandbox: Sandbox) -> Description:
+    """What the sandboxes of this host are. Raises `RuntimeUnavailable`."""
+    try:
+        return run_worker(["describe", *sandbox.arguments(), "--json"], Description)
+    except Unavailable as error:
+        raise RuntimeUnavailable(error.detail, "") from error
+
+
+class ProbeStream:
+    """One `readie-worker probe` that answers requests in order. A stream that dies is started again."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        limits = ["--timeout", f"{sandbox.timeout_s:g}", "--memory", sandbox.memory]
+        self._command = [*find_worker(), "probe", *sandbox.arguments(), *limits]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._talk: list[str] = []
+        self._count = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            self._command,
+            env=_environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        # What it says must be read, or it would wait; only the end is of interest, and only if it dies.
+        self._talk = []
+        threading.Thread(target=self._listen, args=(process, self._talk), daemon=True).start()
+        return process
+
+    @staticmethod
+    def _listen(process: subprocess.Popen[bytes], talk: list[str]) -> None:
+        assert process.stderr is not None
+        with process.stderr as stderr:
+            for line in stderr:
+                talk.append(line.decode(errors="replace").rstrip())
+                del talk[:-5]
+
+    def ask(self, modules: Sequence[str], mode: Mode) -> ProbeAnswer:
+        """Imports `modules` in a fresh process. Raises `Unavailable` when the worker itself cannot be run."""
+        self._count += 1
+        line = msgspec.json.encode({"id": self._count, "modules": list(modules), "mode": mode}) + b"\n"
+        for _ in range(2):
+            fresh = self._process is None
+            self._process = self._process or self._start()
+            assert self._process.stdin is not None
+            assert self._process.stdout is not None
+            try:
+                self._process.stdin.write(line)
+                self._process.stdin.flush()
+                answer = self._process.stdout.readline()
+            except BrokenPipeError:
+                answer = b""
+            if answer.endswith(b"\n"):
+                return msgspec.json.decode(answer, type=ProbeAnswer)
+            self.close()
+            if fresh and self._count == 1:
+                said = " ".join(self._talk) or "it ended and said nothing"
+                raise Unavailable(f"readie-worker probe: {said}", "")
+        return ProbeAnswer(
+            self._count, ok=False, mode=mode, failure=ProbeFailure("no-result", "the probe itself ended")
+        )
+
+    def close(self) -> None:
+        """Ends the worker, and with it what it runs."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+        try:
+            process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            try:
+                process.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
