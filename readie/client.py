@@ -63,7 +63,7 @@ RECONNECT_SECONDS = 30.0  # that a placed call outlives a router that does not a
 SETTLE_SECONDS = 15.0  # after a call of a map has ended, until its worker has surely reported the room
 IN_FLIGHT = 16  # calls of one map at a time
 
-_MESSAGEPACK = "application/x-msgpack"
+_MESSAGEPACK = "application/vnd.msgpack"
 _ENDED: frozenset[wire.CallState] = frozenset({"finished", "failed", "cancelled"})
 
 
@@ -255,6 +255,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if issubclass(kind, types.ModuleType):
             if is_local(obj.__name__):
                 return self.reduce_module(obj)
+        elif kind is types.FunctionType and obj.__module__ is None:
+            # Made by exec. cloudpickle would look for it in every module, and so load those that load at first use.
+            return self._dynamic_function_reduce(obj)
         elif kind is types.FunctionType or issubclass(kind, type):
             module = sys.modules.get(str(obj.__module__))
             if module is not None and is_local(module.__name__) and module.__name__ != "__main__":

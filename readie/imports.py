@@ -418,13 +418,18 @@ class _Function:
 
     def instance(self, value: object, member: str | None) -> None:
         kind = type(value)
-        self.push("", kind)
-        members = _members(value)
-        for name in ("__wrapped__", "func"):  # caches, decorators with a class, cached properties
-            if name in members:
-                self.push("", members[name], member)
+        module = None
         with contextlib.suppress(Exception):  # a proxy may do anything
-            self.names.update(filter(None, [value.__module__]))  # of a compiled function; else the class's
+            module = value.__module__  # of a compiled function; else the class's
+        if isinstance(module, str) and module != kind.__module__:
+            self.names.add(module)
+        else:
+            self.push("", kind)
+        members = _members(value)
+        for name, part in list(members.items()):
+            # Caches and other decorators, cached properties, objects that hold a function: wherever they are defined.
+            if name == "__wrapped__" or type(part) in {types.FunctionType, types.MethodType, functools.partial}:
+                self.push("", part, member)
         if members and is_local(kind.__module__):
             self.elements(members.values())
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from types import ModuleType
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
@@ -466,6 +467,16 @@ class TestPayload:
         exec("@remote\ndef f():\n    import json\n    return json.loads('[1]')", space)
 
         assert space["f"]() == [1]
+
+    def test_lazy_modules_are_not_loaded_by_sending(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A function that names no module is not looked for in all of them."""
+        lazy = ModuleType("lazy")
+        exec("def __getattr__(name): raise SystemExit('loaded')", vars(lazy))
+        monkeypatch.setitem(sys.modules, "lazy", lazy)
+        space: dict[str, Callable[[], int]] = {}
+        exec("def f(): return 1", space)
+
+        assert remote(space["f"]).request().modules == []
 
     def test_method_takes_its_instance_along(self, router: Router) -> None:
         """Marked methods are bound as methods are."""

@@ -262,7 +262,17 @@ Write = Callable[[str, str], ModuleType]
 
 
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+def forgotten(tmp_path: Path) -> Iterator[None]:
+    """Modules below the test's folder are forgotten afterwards."""
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if str(tmp_path) in repr(sys.modules[name]):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def installed(forgotten: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
     """Installs a module of this name and source, as an installer would: below a folder `site-packages`."""
     folder = tmp_path / "site-packages"
     monkeypatch.syspath_prepend(folder)
@@ -277,12 +287,11 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str,
 
 
 @pytest.fixture
-def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
-    """Writes a module of the user's own, imports it, and forgets it afterwards."""
+def local(forgotten: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Writes a module of the user's own, and imports it."""
     folder = tmp_path / "project"
     folder.mkdir()
     monkeypatch.syspath_prepend(folder)
-    before = set(sys.modules)
 
     def write(name: str, source: str) -> ModuleType:
         path = folder.joinpath(*name.split(".")).with_suffix(".py")
@@ -293,11 +302,7 @@ def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
         importlib.invalidate_caches()
         return importlib.import_module(name)
 
-    yield write
-    for name in set(sys.modules) - before:
-        module = sys.modules[name]
-        if str(getattr(module, "__file__", "")).startswith(str(tmp_path)):
-            del sys.modules[name]
+    return write
 
 
 @pytest.fixture
