@@ -80,10 +80,11 @@ class Placement(Answer, frozen=True, kw_only=True):
 
 
 class SkippedPackage(Answer, frozen=True, kw_only=True):
-    """A requirement that the root filesystem has."""
+    """A requirement that the root filesystem has, or whose marker is false there."""
 
     requirement: str
-    installed: str  # version
+    installed: str  # version; "": it names none, or does not have it
+    reason: str = ""  # why there is nothing to install, where that is not the reason
 
 
 class KeptPackage(Answer, frozen=True, kw_only=True):
