@@ -59,7 +59,7 @@ def test_importing_readie_loads_no_client() -> None:
 
 
 def test_importing_the_client_is_light() -> None:
-    """It loads no database, web framework, array library or progress bar."""
-    heavy = {"numpy", "pyarrow", "scipy", "sqlalchemy", "litestar", "duckdb", "psycopg", "ijson", "rich.progress"}
+    """It loads no database, web framework or array library."""
+    heavy = {"numpy", "pyarrow", "scipy", "sqlalchemy", "litestar", "duckdb", "psycopg", "ijson"}
 
     assert heavy.isdisjoint(modules_after("from readie import remote"))
