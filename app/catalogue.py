@@ -1,6 +1,5 @@
 """Catalogues in the database: import, activation, the files of CATALOGUE_DIR, look-ups."""
 
-import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -27,8 +26,8 @@ from app.tables import (
     items,
 )
 from readie.closure import Closures, compute_closures
-from readie.document import Catalogue, Ids
-from readie.errors import BadDocument, BadFile, BadFlavor, ReadieError, UnknownCatalogue
+from readie.document import Catalogue, Ids, hash_document
+from readie.errors import BadDocument, BadFlavor, UnknownCatalogue
 from readie.flavor import Flavor, parse_flavor
 
 log = structlog.get_logger()
@@ -247,18 +246,18 @@ def load_catalogue_dir(database: Database, folder: Path | None) -> list[str]:
             for path in paths:
                 try:
                     files.append(_look_at(connection, path))
-                except OSError as error:
-                    warn(f"{path}: cannot be read: {error.strerror}")
-                    doubtful |= _may_be(path, None)
+                except BadDocument as error:
+                    warn(error.detail)
+                    doubtful |= _may_be(path)
 
     for file in files:
         if file.flavor is None:
-            doubtful |= _may_be(file.path, None)
+            doubtful |= _may_be(file.path)
             try:
                 load_catalogue(file.path)
-                warn(f"{file.path}: changed while it was looked at; left alone")
-            except (BadDocument, BadFile, OSError) as error:
-                warn(_reason(file.path, error))
+                warn(f"{file.path}: it changed while it was looked at, and is left alone")
+            except BadDocument as error:
+                warn(error.detail)
     for flavor in Flavor:
         mine = [file for file in files if file.flavor is flavor]
         mine.sort(key=lambda file: file.path.name != f"{flavor}.json")  # stable: by name otherwise
@@ -270,8 +269,8 @@ def load_catalogue_dir(database: Database, folder: Path | None) -> list[str]:
             try:
                 for reason in _use(database, file, flavor, active.get(flavor)):
                     warn(reason)
-            except (BadDocument, BadFile, OSError) as error:
-                warn(_reason(file.path, error))
+            except BadDocument as error:
+                warn(error.detail)
                 doubtful.add(flavor)
             else:
                 used = file
@@ -285,10 +284,7 @@ def load_catalogue_dir(database: Database, folder: Path | None) -> list[str]:
 
 def _look_at(connection: Connection, path: Path) -> _File:
     """Hashes before anything else: a file that was imported before is not read again."""
-    if not path.is_file():
-        raise OSError(0, "it is not a file")
-    with path.open("rb") as stream:
-        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+    sha256 = hash_document(path)
     known = find_catalogue(connection, sha256)
     if known is not None:
         return _File(path, sha256, Flavor(known.flavor), imported=True)
@@ -302,16 +298,14 @@ def _peek_flavor(path: Path) -> Flavor | None:
             for prefix, _, value in ijson.parse(stream):
                 if prefix == "flavor":
                     return parse_flavor(value)
-    except (ijson.JSONError, UnicodeError, BadFlavor):
-        pass
+    except (ijson.JSONError, OSError, SystemError, ArithmeticError, ValueError, BadFlavor):
+        pass  # the reader says what is wrong with it
     return None
 
 
-def _may_be(path: Path, flavor: Flavor | None) -> set[Flavor]:
-    """The flavors whose file a bad one may have been: its own, else its name's, else any."""
-    if flavor is not None:
-        return {flavor}
-    return {named for named in Flavor if path.name == f"{named}.json"} or set(Flavor)
+def _may_be(path: Path) -> set[Flavor]:
+    """The flavors whose file a bad one may have been: its name's, else any."""
+    return {flavor for flavor in Flavor if path.name == f"{flavor}.json"} or set(Flavor)
 
 
 def _use(database: Database, file: _File, flavor: Flavor, active: Row[Any] | None) -> tuple[str, ...]:
@@ -326,12 +320,11 @@ def _use(database: Database, file: _File, flavor: Flavor, active: Row[Any] | Non
         else:
             return ()
     catalogue = load_catalogue(file.path)
-    import_catalogue(database, catalogue, "file")
+    try:
+        import_catalogue(database, catalogue, "file")
+    except BadDocument as error:
+        raise BadDocument(f"{file.path}: {error.detail}") from error
     return catalogue.warnings
-
-
-def _reason(path: Path, error: ReadieError | OSError) -> str:
-    return error.detail if isinstance(error, ReadieError) else f"{path}: cannot be read: {error.strerror}"
 
 
 # ---- look-ups ----

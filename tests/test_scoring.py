@@ -1,0 +1,395 @@
+"""Selection by SQL (DESIGN §4): the statement agrees with the oracle to the last digit, ties included."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Connection, event, insert
+
+from app.catalogue import activate_catalogue, find_catalogue, import_catalogue
+from app.database import Database
+from app.scoring import Choice, ScoreRequest, _score, catalogue_for_worker, explain, score_calls
+from app.tables import worker_checkpoints, worker_generations, workers
+from readie.cost import COLD, match, price_catalogue, rank
+from readie.document import Catalogue
+from readie.errors import BadRequirement, UnknownCatalogue, UnknownCheckpoint
+from readie.flavor import Flavor
+from readie.wire import ExplainRequest, Explanation
+from tests.catalogues import MODULES, documents, make_checkpoint, make_document, make_item, make_worked_example, read
+
+_numbers = count()
+
+
+def add_worker(
+    connection: Connection, generations: dict[str, list[str]], flavor: str = "cpu", markers: str = "{}"
+) -> str:
+    """A worker that holds these checkpoints of these generations."""
+    worker_id = f"worker-{next(_numbers)}"
+    row: dict[str, Any] = {"worker_id": worker_id, "flavor": flavor, "markers": markers}
+    row |= {"state": "ready", "runtime": "fork", "python": "3.11.7", "incarnation": "", "max_sandboxes": 0}
+    row |= {"base_bytes": 0, "heard_at": "2030-01-01T00:00:00+00:00"}
+    connection.execute(insert(workers).values(**row))
+    for generation, checkpoint_ids in generations.items():
+        held = {"worker_id": worker_id, "generation": generation}
+        connection.execute(insert(worker_generations).values(**held, restore_fixed_ns=1, cold_fixed_ns=2))
+        for checkpoint_id in checkpoint_ids:
+            connection.execute(insert(worker_checkpoints).values(**held, checkpoint_id=checkpoint_id))
+    return worker_id
+
+
+def choose(database: Database, catalogue: Catalogue, modules: list[str], **options: Any) -> Choice:
+    """The choice for a call by an imported catalogue."""
+    with database.reading() as connection:
+        found = find_catalogue(connection, catalogue.sha256)
+        assert found is not None
+        request = ScoreRequest(catalogue_id=found.catalogue_id, generation=found.generation, modules=modules, **options)
+        return score_calls(connection, [request])[0]
+
+
+@contextmanager
+def counted(database: Database) -> Iterator[list[str]]:
+    """The statements that SQLAlchemy executes."""
+    executed: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, text: str, *_rest: Any) -> None:
+        executed.append(text)
+
+    event.listen(database.engine, "before_cursor_execute", note)
+    yield executed
+    event.remove(database.engine, "before_cursor_execute", note)
+
+
+# ---- agreement with the oracle ----
+
+options_of_a_call: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+    {
+        "modules": st.lists(st.sampled_from(MODULES), max_size=4),
+        "memory_bytes": st.sampled_from([None, None, 0, 10_000_000, 33_333_333, 10**9]),
+        "base_bytes": st.sampled_from([0, 5_000_000]),
+        "kept_distributions": st.sampled_from([[], [], ["one"], ["two"], ["one", "other"]]),
+    }
+)
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_every_option_of_every_call_costs_what_the_oracle_says(database: Database, data: st.DataObject) -> None:
+    """Order, costs and exclusions of all options equal the plain-Python model, for calls on two catalogues at once."""
+    catalogues = [read(data.draw(documents(flavor), label=flavor)) for flavor in ("cpu", "gpu")]
+    calls = data.draw(st.lists(st.tuples(st.integers(0, 1), options_of_a_call), min_size=1, max_size=5), label="calls")
+    ids = [import_catalogue(database, catalogue) for catalogue in catalogues]
+    requests, expected = [], []
+    with database.transaction() as connection:
+        for number, call in calls:
+            catalogue = catalogues[number]
+            listed = [checkpoint.checkpoint_id for checkpoint in catalogue.checkpoints]
+            held = data.draw(st.none() | st.lists(st.sampled_from(listed), unique=True) if listed else st.none())
+            worker_id = None
+            if held is not None:
+                worker_id = add_worker(connection, {catalogue.generation: held, "0" * 64: listed})
+            requests.append(
+                ScoreRequest(catalogue_id=ids[number], generation=catalogue.generation, worker_id=worker_id, **call)
+            )
+            expected.append(_expect(catalogue, requests[-1], listed if held is None else held))
+        rows = _score(connection, requests, every=True)
+        choices = score_calls(connection, requests)
+
+    for number, (request, (ranking, items)) in enumerate(zip(requests, expected, strict=True)):
+        mine = [row for row in rows if row.request == number]
+        found = [
+            (row.ordinal, row.checkpoint_id, row.size_ns, row.missing_ns, row.cost_ns, row.held, row.fits,
+             row.kept_distribution)
+            for row in mine
+        ]  # fmt: skip
+        assert ranking == found
+        assert choices[number] == Choice(
+            checkpoint_id=ranking[0][1],
+            ordinal=ranking[0][0],
+            cost_ns=ranking[0][4],
+            cold_cost_ns=next(option[4] for option in ranking if option[0] == COLD),
+            items=items,
+            unmatched=list(dict.fromkeys(module for module in request.modules if module not in items)),
+        )
+
+
+def _expect(
+    catalogue: Catalogue, request: ScoreRequest, held: list[str]
+) -> tuple[list[tuple[Any, ...]], dict[str, str]]:
+    """The oracle's ranking: what is an option first, each with whether it is held, fits, and what spoils it."""
+    items, checkpoints = price_catalogue(catalogue)
+    distribution_of = dict(zip(catalogue.keys, catalogue.item_distributions, strict=True))
+    ranking: list[tuple[Any, ...]] = []
+    for option in rank(items, checkpoints, request.modules):
+        is_held = fits = True
+        spoiled: set[str] = set()
+        if option.ordinal != COLD:
+            listed = catalogue.checkpoints[option.ordinal]
+            is_held = listed.checkpoint_id in held
+            fits = request.memory_bytes is None or listed.size_bytes + request.base_bytes <= request.memory_bytes
+            spoiled = {distribution_of[key] for key in checkpoints[option.ordinal].items}
+            spoiled &= set(request.kept_distributions)
+        costs = (option.size_ns, option.missing_ns, option.cost_ns)
+        ranking.append((option.ordinal, option.checkpoint_id, *costs, is_held, fits, min(spoiled, default=None)))
+    ranking.sort(key=lambda option: not (option[5] and option[6] and option[7] is None))  # stable
+    return ranking, {module: key for module in request.modules if (key := match(items, module)) is not None}
+
+
+# ---- the rules, one by one ----
+
+
+@pytest.mark.parametrize(
+    ("alpha", "expected"),
+    [
+        (0.006, [("B", 480_000_000), ("A", 542_000_000), (None, 700_000_000), ("C", 1_200_000_000)]),
+        (0.02, [("A", 640_000_000), (None, 700_000_000), ("B", 1_600_000_000), ("C", 4_000_000_000)]),
+    ],
+)
+def test_the_worked_example_is_right_to_the_digit(
+    database: Database, alpha: float, expected: list[tuple[str | None, int]]
+) -> None:
+    """DESIGN's example: at 0.006 s per MB B is the cheapest, at 0.02 it is A."""
+    catalogue = read(make_worked_example(alpha))
+    catalogue_id = import_catalogue(database, catalogue)
+    with database.reading() as connection:
+        request = ScoreRequest(catalogue_id=catalogue_id, generation=catalogue.generation, modules=["pandas"])
+        rows = _score(connection, [request], every=True)
+
+    assert expected == [(row.checkpoint_id, row.cost_ns) for row in rows]
+
+
+def test_a_tie_goes_to_the_later_option(database: Database) -> None:
+    """Among equal costs the last in the catalogue wins; the cold start is before all."""
+    items = {"numpy": make_item(0.6)}
+    checkpoints = [make_checkpoint(f"checkpoint_{number}", ["numpy"] if number else [], 100 if number else 0)
+                   for number in range(4)]  # fmt: skip
+    catalogue = read(make_document(items, checkpoints))
+    import_catalogue(database, catalogue)
+
+    choice = choose(database, catalogue, ["numpy"])
+
+    assert (choice.checkpoint_id, choice.cost_ns, choice.cold_cost_ns) == ("checkpoint_3", 600_000_000, 600_000_000)
+
+
+def test_the_empty_checkpoint_beats_a_cold_start(database: Database) -> None:
+    """`checkpoint_0` of size 0 costs what a cold start costs, and wins the tie."""
+    catalogue = read(make_document({"numpy": make_item(0.6)}, [make_checkpoint("checkpoint_0")]))
+    import_catalogue(database, catalogue)
+
+    assert choose(database, catalogue, ["numpy"]).checkpoint_id == "checkpoint_0"
+
+
+@pytest.mark.parametrize("modules", [[], ["unknown"], ["a\0b"], ["\ud800"], [""]])
+def test_a_call_of_which_nothing_is_known_has_a_choice_too(database: Database, modules: list[str]) -> None:
+    """No module, unknown ones and those that can be no name cost nothing and are reported."""
+    catalogue = read(make_document({"numpy": make_item(0.6)}, [make_checkpoint("checkpoint_0")]))
+    import_catalogue(database, catalogue)
+
+    choice = choose(database, catalogue, modules)
+
+    assert (
+        Choice(checkpoint_id="checkpoint_0", ordinal=0, cost_ns=0, cold_cost_ns=0, items={}, unmatched=modules)
+        == choice
+    )
+
+
+def test_a_module_stands_for_its_longest_prefix_that_is_an_item(database: Database) -> None:
+    """`sklearn.svm.LinearSVC` stands for `sklearn.svm`, which also needs `sklearn`; names with a colon have no prefix."""
+    items = {
+        "sklearn": make_item(0.1),
+        "sklearn.svm": make_item(0.2),
+        "model:gpt2": make_item(5.0, resource_type="model", distribution=""),
+    }
+    catalogue = read(make_document(items))
+    import_catalogue(database, catalogue)
+
+    choice = choose(database, catalogue, ["sklearn.svm.LinearSVC", "model:gpt2.large", "sklearn_extra"])
+
+    assert choice.items == {"sklearn.svm.LinearSVC": "sklearn.svm"}
+    assert choice.unmatched == ["model:gpt2.large", "sklearn_extra"]
+    assert choice.cold_cost_ns == 300_000_000
+
+
+def test_a_name_of_very_many_dots_is_matched_like_any_other(database: Database) -> None:
+    """A module of 512 names stands for the item at its beginning."""
+    catalogue = read(make_document({"a": make_item(0.1), "a.a": make_item(0.1)}))
+    import_catalogue(database, catalogue)
+    module = ".".join("a" * 512)
+
+    assert choose(database, catalogue, [module]).items == {module: "a.a"}
+
+
+def test_one_statement_scores_any_number_of_calls(database: Database) -> None:
+    """A batch is one statement, and each call gets its own answer in the batch's order."""
+    catalogue = read(make_worked_example())
+    catalogue_id = import_catalogue(database, catalogue)
+    modules = [["pandas"], [], ["torch"], ["numpy"]] * 25
+    requests = [
+        ScoreRequest(catalogue_id=catalogue_id, generation=catalogue.generation, modules=each) for each in modules
+    ]
+    with database.reading() as connection, counted(database) as executed:
+        choices = score_calls(connection, requests)
+
+    assert len(executed) == 1
+    assert [choice.checkpoint_id for choice in choices] == ["B", None, "C", "A"] * 25
+
+
+def test_no_request_gives_no_choice(database: Database) -> None:
+    """An empty batch is answered by an empty list."""
+    with database.reading() as connection:
+        assert score_calls(connection, []) == []
+
+
+class TestCatalogueForWorker:
+    """The active one if the worker holds its generation, else the newest imported one whose generation it holds."""
+
+    @pytest.fixture
+    def imported(self, database: Database) -> list[Catalogue]:
+        """Three generations of flavor cpu; the last one is active."""
+        documents_ = [make_worked_example() for _ in range(3)]
+        for number, document in enumerate(documents_):
+            document["checkpoints"][0]["id"] = f"checkpoint_{number}"
+        found = [read(document) for document in documents_]
+        for catalogue in found:
+            import_catalogue(database, catalogue)
+        return found
+
+    def test_active_one_is_taken_where_its_generation_is_held(
+        self, database: Database, imported: list[Catalogue]
+    ) -> None:
+        """A worker that holds all of them is priced by the active one, though it is not the newest."""
+        activate_catalogue(database, imported[1].sha256)
+        found = self._find(database, [catalogue.generation for catalogue in imported])
+        assert found == imported[1].sha256
+
+    def test_newest_held_one_is_taken_where_the_active_one_is_not_held(
+        self, database: Database, imported: list[Catalogue]
+    ) -> None:
+        """A worker that is behind goes on with what it holds."""
+        assert self._find(database, [imported[0].generation, imported[1].generation]) == imported[1].sha256
+
+    def test_there_is_none_where_nothing_known_is_held(self, database: Database, imported: list[Catalogue]) -> None:
+        """A worker with checkpoints of nobody's catalogue starts cold."""
+        assert self._find(database, ["0" * 64]) is None
+
+    def test_the_flavor_is_the_workers(self, database: Database, imported: list[Catalogue]) -> None:
+        """A gpu worker that claims a cpu generation is not priced by a cpu catalogue."""
+        assert self._find(database, [imported[2].generation], "gpu") is None
+
+    def _find(self, database: Database, generations: list[str], flavor: str = "cpu") -> str | None:
+        with database.transaction() as connection:
+            worker_id = add_worker(connection, {generation: [] for generation in generations}, flavor)
+            found = catalogue_for_worker(connection, worker_id)
+        if found is None:
+            return None
+        assert (found["restore_fixed_ns"], found["cold_fixed_ns"]) == (1, 2)
+        return str(found["sha256"])
+
+
+# ---- explain ----
+
+
+class TestExplain:
+    """The whole ranking, with what matched, what is missing, and what is no option and why."""
+
+    def test_every_option_is_listed_cheapest_first_with_its_terms(self, database: Database) -> None:
+        """Size and missing seconds add up to the total; the winner's missing items are named."""
+        catalogue = read(make_worked_example())
+        import_catalogue(database, catalogue)
+        explanation = self._explain(database, modules=["pandas.core", "nothing"], items_of="A")
+
+        assert explanation.catalogue == catalogue.sha256
+        assert explanation.generation == catalogue.generation
+        assert [(found.module, found.item) for found in explanation.matches] == [
+            ("pandas.core", "pandas"),
+            ("nothing", None),
+        ]
+        assert [
+            (option.checkpoint_id, option.size, option.missing, option.total) for option in explanation.options
+        ] == [
+            ("B", 0.48, 0.0, 0.48),
+            ("A", 0.042, 0.5, 0.542),
+            (None, 0.0, 0.7, 0.7),
+            ("C", 1.2, 0.0, 1.2),
+        ]
+        itemised = {
+            option.checkpoint_id: [(item.item, item.seconds) for item in option.items]
+            for option in explanation.options
+            if option.items is not None
+        }
+        assert itemised == {"B": [], "A": [("pandas", 0.5)]}
+
+    def test_items_of_the_cold_start_are_all_that_is_needed(self, database: Database) -> None:
+        """`cold` names the cold start; the most expensive item comes first."""
+        import_catalogue(database, read(make_worked_example()))
+        explanation = self._explain(database, modules=["pandas"], items_of="cold")
+        cold = next(option for option in explanation.options if option.checkpoint_id is None)
+
+        assert [(item.item, item.seconds) for item in cold.items or []] == [("pandas", 0.5), ("numpy", 0.2)]
+
+    def test_what_is_no_option_comes_last_and_says_why(self, database: Database) -> None:
+        """Too large for the budget; holding a distribution that is installed anew."""
+        document = make_worked_example()
+        document["distributions"] = {"dist": "1.0", "torch": "2.1"}
+        document["items"]["torch"]["distribution"] = "torch"
+        import_catalogue(database, read(document))
+        explanation = self._explain(database, modules=["pandas"], memory=50_000_000, packages=["Torch<2", "dist"])
+
+        reasons = {option.checkpoint_id: option.excluded for option in explanation.options}
+        assert list(reasons) == ["A", None, "B", "C"]
+        assert reasons["A"] is reasons[None] is None
+        assert reasons["B"] == "needs 80000000 bytes, more than the budget of 50000000"
+        assert reasons["C"] == "holds modules of torch, which is installed anew: the loaded ones would win"
+        assert [kept.installed for kept in explanation.kept] == ["2.1"]
+        assert [(skipped.requirement, skipped.installed) for skipped in explanation.skipped] == [("dist", "1.0")]
+
+    def test_markers_are_those_of_a_worker_of_the_flavor(self, database: Database) -> None:
+        """A requirement whose marker is false on the workers is not kept."""
+        import_catalogue(database, read(make_worked_example()))
+        requirement = "tomli>=2; python_version < '3.11'"
+        assert self._explain(database, modules=[], packages=[requirement]).kept == []
+        with database.transaction() as connection:
+            add_worker(connection, {}, markers='{"python_version": "3.10"}')
+
+        assert len(self._explain(database, modules=[], packages=[requirement]).kept) == 1
+
+    def test_a_catalogue_can_be_named_that_is_not_active(self, database: Database) -> None:
+        """Its SHA-256 says which, and its flavor is the answer's."""
+        catalogue = read(make_worked_example(flavor="gpu"))
+        import_catalogue(database, catalogue)
+        import_catalogue(database, read(make_worked_example(0.02, flavor="gpu")))
+        explanation = self._explain(database, modules=["pandas"], catalogue=catalogue.sha256)
+
+        assert (explanation.flavor, explanation.options[0].checkpoint_id) == (Flavor.GPU, "B")
+
+    def test_a_flavor_without_a_catalogue_has_the_cold_start_only(self, database: Database) -> None:
+        """Nothing matches, nothing is priced."""
+        explanation = self._explain(database, modules=["numpy"], packages=["numpy"])
+
+        assert explanation.catalogue is None
+        assert [(option.checkpoint_id, option.total_ns) for option in explanation.options] == [(None, 0)]
+        assert [found.item for found in explanation.matches] == [None]
+        assert [kept.requirement for kept in explanation.kept] == ["numpy"]
+
+    @pytest.mark.parametrize(
+        ("fields", "problem"),
+        [
+            ({"catalogue": "0" * 64}, UnknownCatalogue),
+            ({"items_of": "checkpoint_9"}, UnknownCheckpoint),
+            ({"packages": ["numpy =="]}, BadRequirement),
+        ],
+    )
+    def test_what_is_not_there_is_named(
+        self, database: Database, fields: dict[str, Any], problem: type[Exception]
+    ) -> None:
+        """An unknown catalogue, an unknown checkpoint, a malformed requirement."""
+        import_catalogue(database, read(make_worked_example()))
+        with pytest.raises(problem):
+            self._explain(database, modules=["numpy"], **fields)
+
+    def _explain(self, database: Database, **fields: Any) -> Explanation:
+        with database.reading() as connection:
+            return explain(connection, ExplainRequest(**fields))
