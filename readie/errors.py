@@ -101,6 +101,13 @@ class BadDocument(UsageError):
     way_out = "Nothing of it was imported. Write it again with readie-pipeline."
 
 
+class BadProjection(UsageError):
+    """A Parquet projection that is not whole, or not of the document beside it; the document is read instead."""
+
+    slug, status, title = "bad-projection", 422, "The Parquet projection cannot be used"
+    way_out = "The document itself can. Write both again with readie-pipeline."
+
+
 class PayloadTooLarge(UsageError):
     slug, status, title = "payload-too-large", 413, "The payload is too large"
     way_out = "Send less with the call, or raise MAX_PAYLOAD on the router and the workers."
