@@ -33,7 +33,7 @@ from readie.errors import BadFile, Unavailable
 from readie.flavor import Flavor
 from readie.manifest import Host
 
-MODES: tuple[Mode, Mode] = ("time", "memory")
+_MEASURED: tuple[Mode, Mode] = ("time", "memory")
 _KIB_MB = 1024 / 1e6
 
 # ---- records ----
@@ -53,7 +53,7 @@ class Run(msgspec.Struct, frozen=True):
     """One process: a line of the journal."""
 
     mode: Mode
-    root: str
+    roots: tuple[str, ...]  # imported one after the other
     wall_s: float
     cpu_s: float
     nodes: list[Node]
@@ -166,19 +166,19 @@ def find_roots(corpus: Iterable[ImportSet], rootfs: RootFilesystem, python: Path
     weights: Counter[tuple[str, ...]] = Counter()
     absent: dict[str, int] = {}
     for name, count in sorted(asked.items()):
-        module = found[name]
         if name.partition(".")[0] in rootfs.stdlib or ":" in name:
             continue
-        if module is None:
+        deepest = found[name]
+        if deepest is None:
             absent[name] = count
-        elif name.count(".") - module.count(".") > 1:
+        elif name.count(".") - deepest.count(".") > 1:
             # One name too many is an attribute. Two are a module that exists only once its package ran.
-            weights[name, *(prefix for prefix in parents(name) if len(prefix) >= len(module))] += count
+            weights[name, *(prefix for prefix in parents(name) if len(prefix) >= len(deepest))] += count
         else:
-            weights[module,] += count
-    for name in sorted(tops):
-        if name not in rootfs.stdlib and found[name] == name:
-            weights[name,] += 0
+            weights[deepest,] += count
+    for top in sorted(tops):
+        if top not in rootfs.stdlib and found[top] == top:
+            weights[top,] += 0
     roots = [Root(names, weight) for names, weight in weights.items()]
     return sorted(roots, key=lambda root: (-root.weight, root.names)), absent
 
@@ -234,7 +234,7 @@ class Journal:
 # ---- measuring ----
 
 
-def _keep(answer: ProbeAnswer, root: str) -> Run:
+def _keep(answer: ProbeAnswer, roots: tuple[str, ...]) -> Run:
     nodes = []
     for module in answer.modules:
         if answer.mode == "edges":
@@ -243,14 +243,14 @@ def _keep(answer: ProbeAnswer, root: str) -> Run:
             value = module.seconds if answer.mode == "time" else module.kb if module.raw_kb is None else module.raw_kb
             nodes.append(Node(module.name, module.stdlib, value or 0.0))
     whole = answer.wall_s is not None
-    return Run(answer.mode, root, answer.wall_s or 0.0, answer.cpu_s or 0.0, nodes, whole, answer.failure)
+    return Run(answer.mode, roots, answer.wall_s or 0.0, answer.cpu_s or 0.0, nodes, whole, answer.failure)
 
 
-def measure(stream: ProbeStream, root: str, mode: Mode) -> Run:
+def measure(stream: ProbeStream, roots: tuple[str, ...], mode: Mode) -> Run:
     """One process. One that waited much longer than it worked, as when the machine is busy, is repeated once."""
-    run = _keep(stream.ask([root], mode), root)
+    run = _keep(stream.ask(roots, mode), roots)
     if run.failure is None and mode == "time" and run.wall_s > 1.5 * run.cpu_s + 0.05:
-        again = _keep(stream.ask([root], mode), root)
+        again = _keep(stream.ask(roots, mode), roots)
         if again.failure is None and again.wall_s < run.wall_s:
             return again
     return run
@@ -281,7 +281,7 @@ class _Edges:
 
     def __init__(self, roots: Sequence[Root], journal: Journal) -> None:
         self.journal = journal
-        self.runs = {run.root: run for run in journal.runs if run.mode == "edges"}
+        self.runs = {run.roots[0]: run for run in journal.runs if run.mode == "edges"}
         self.seen = {node.name for run in self.runs.values() if run.whole for node in run.nodes}
         self.waiting = [root for root in roots if not self._is_settled(root)] or self.find_lost()
 
@@ -307,7 +307,7 @@ class _Edges:
     def measure(self, stream: ProbeStream, root: Root) -> str:
         for name in root.names:
             if name not in self.runs and not self._is_settled(Root((name,), 0)):
-                run = measure(stream, name, "edges")
+                run = measure(stream, (name,), "edges")
                 self.journal.add(run)
                 self.runs[name] = run
                 if run.whole:
@@ -326,28 +326,58 @@ class _Edges:
             yield step
 
 
-def choose_runs(
-    reached: Mapping[str, frozenset[str]], weights: Mapping[str, int], done: Iterable[Run], repeats: int
-) -> list[tuple[Mode, str]]:
-    """The processes that are left, so that every module appears in `repeats` of each mode.
+def bundle(runs: Iterable[Run], distribution_of: Callable[[str], str | None]) -> dict[tuple[str, ...], frozenset[str]]:
+    """What the measuring processes import, and the modules that each will see: all that `runs` (of edges) saw.
 
-    Large roots first: their processes measure what the small ones pull in as well. Then in the order of need: all
-    modules once before any is measured twice, the most asked for first; time and memory take turns.
+    Large roots first: their processes measure what the small ones pull in as well. Roots of one distribution share a
+    process, as they would in a program; one that failed has its own.
     """
-    counts: dict[Mode, Counter[str]] = {mode: Counter() for mode in MODES}
-    for run in done:
+    seen: set[str] = set()
+    bundles: dict[tuple[str, str | None], list[Run]] = defaultdict(list)
+    for run in sorted(runs, key=lambda run: (-len(run.nodes), run.roots)):
+        names = {node.name for node in run.nodes}
+        if not names <= seen:
+            seen |= names
+            distribution = distribution_of(run.roots[0])
+            alone = run.failure is not None or distribution is None
+            bundles[run.roots[0] if alone else "", distribution].append(run)
+    return {
+        tuple(root for run in together for root in run.roots): frozenset(
+            node.name for run in together for node in run.nodes
+        )
+        for together in bundles.values()
+    }
+
+
+def choose_runs(
+    bundles: Mapping[tuple[str, ...], frozenset[str]],
+    weights: Mapping[str, int],
+    done: Iterable[Run],
+    repeats: Mapping[Mode, int],
+) -> list[tuple[Mode, tuple[str, ...]]]:
+    """The processes that are left, so that every module appears as often as `repeats` says.
+
+    In the order of need: all modules once before any is measured twice, the most asked for first; modes take turns.
+    """
+    counts: dict[Mode, Counter[str]] = {mode: Counter() for mode in repeats}
+    runs = list(done)
+    saw = {run.roots[0]: {node.name for node in run.nodes} for run in runs if run.mode == "edges"}
+    for run in runs:
         if run.mode in counts:
-            # A failed process counts for what it should have measured: it would fail again.
-            counts[run.mode].update(reached.get(run.root, ()) if run.failure else [node.name for node in run.nodes])
-    by_size = sorted(reached, key=lambda root: (-len(reached[root]), root))
-    chosen: list[tuple[int, int, str, Mode]] = []
-    for level in range(1, repeats + 1):
-        for mode in MODES:
-            for root in by_size:
-                if any(counts[mode][module] < level for module in reached[root]):
-                    counts[mode].update(reached[root])
-                    chosen.append((level, -weights.get(root, 0), root, mode))
-    return [(mode, root) for _, _, root, mode in sorted(chosen, key=lambda run: (*run[:3], MODES.index(run[3])))]
+            names = {node.name for node in run.nodes}
+            if run.failure is None or len(run.roots) == 1:
+                # It counts for what it should have seen as well: it would miss that again.
+                names.update(*(saw.get(root, ()) for root in run.roots))
+            counts[run.mode].update(names)
+    chosen: list[tuple[int, int, tuple[str, ...], int, Mode]] = []
+    for order, (mode, times) in enumerate(repeats.items()):
+        for level in range(1, times + 1):
+            for roots, modules in bundles.items():
+                if any(counts[mode][module] < level for module in modules):
+                    counts[mode].update(modules)
+                    need = max(weights.get(module, 0) for module in modules)
+                    chosen.append((level, -need, roots, order, mode))
+    return [(mode, roots) for _, _, roots, _, mode in sorted(chosen)]
 
 
 def _work(
@@ -402,7 +432,7 @@ def build_graph(runs: Iterable[Run]) -> Graph:
     reached: dict[str, frozenset[str]] = {}
     for run in runs:
         if run.mode == "edges" and run.whole:
-            reached[run.root] = frozenset(node.name for node in run.nodes)
+            reached[run.roots[0]] = frozenset(node.name for node in run.nodes)
             for node in run.nodes:
                 asks[node.name] |= dict.fromkeys(node.asks)
                 files.setdefault(node.name, node.file)
@@ -412,16 +442,17 @@ def build_graph(runs: Iterable[Run]) -> Graph:
 
 
 def charge(
-    root: str, values: Mapping[str, float], asks: Mapping[str, Sequence[str]], items: Mapping[str, str]
+    roots: Sequence[str], values: Mapping[str, float], asks: Mapping[str, Sequence[str]], items: Mapping[str, str]
 ) -> dict[str, float]:
     """What one process costs, item by item: what a module that is no item costs goes to the item that imported it.
 
-    The order of imports is followed from `root` as the interpreter took it: packages around a module first, then it,
-    then what it asks for. What that does not reach goes to the root.
+    The order of imports is followed from the roots as the interpreter took it: packages around a module first, then
+    it, then what it asks for. What that does not reach goes to the first root.
     """
     charged: dict[str, float] = {}
     seen: set[str] = set()
-    home = root if root in items else next((name for name in values if name in items), None)
+    homes = [root for root in roots if root in items]
+    home = homes[0] if homes else next((name for name in values if name in items), None)
 
     def enter(name: str, owner: str | None) -> tuple[str | None, Iterator[str]] | None:
         if name in seen or name not in values:
@@ -433,7 +464,9 @@ def charge(
         wanted = (part for ask in asks.get(name, ()) for part in [*reversed(parents(ask)), ask])
         return owner, wanted
 
-    stack: list[tuple[str | None, Iterator[str]]] = [(home, iter([*reversed(parents(root)), root]))]
+    stack: list[tuple[str | None, Iterator[str]]] = [
+        (root if root in items else home, iter([*reversed(parents(root)), root])) for root in reversed(roots)
+    ]
     while stack:
         owner, wanted = stack[-1]
         for name in wanted:
@@ -496,7 +529,7 @@ def build_items(
 ) -> tuple[list[MeasuredItem], dict[str, Figure], int]:
     """Items, by key, how well each is known, and how many modules were seen and not measured."""
     graph = build_graph(runs)
-    measured = {mode: {node.name for run in runs if run.mode == mode for node in run.nodes} for mode in MODES}
+    measured = {mode: {node.name for run in runs if run.mode == mode for node in run.nodes} for mode in _MEASURED}
     everywhere = measured["time"] & measured["memory"]
     items: dict[str, str] = {}
     unmeasured = 0
@@ -510,11 +543,11 @@ def build_items(
             items[name] = distribution
         else:
             unmeasured += 1
-    values: dict[Mode, dict[str, list[float]]] = {mode: defaultdict(list) for mode in MODES}
+    values: dict[Mode, dict[str, list[float]]] = {mode: defaultdict(list) for mode in _MEASURED}
     for run in runs:
         if run.mode in values:
             once = {node.name: node.value for node in run.nodes}
-            for item, value in charge(run.root, once, graph.asks, items).items():
+            for item, value in charge(run.roots, once, graph.asks, items).items():
                 values[run.mode][item].append(value)
     dependencies = contract(graph.asks, items)
     add_unseen(dependencies, graph.reached)
@@ -551,15 +584,12 @@ def list_failures(
     trial = {name for root in roots for name in root.names[:-1]}  # only tried, in case it exists
     failures: dict[str, Failure] = {}
     for run in runs:
-        if run.failure is None or run.root in failures or (run.root in trial and is_missing(run.failure, run.root)):
-            continue
-        failures[run.root] = Failure(
-            run.root,
-            run.failure.kind,
-            run.failure.detail,
-            distribution_of(run.root, None) or "",
-            asked.get(run.root, 0),
-        )
+        if run.failure is None or len(run.roots) > 1:
+            continue  # roots that fail together are tried alone
+        name = run.roots[0]
+        if name not in failures and not (name in trial and is_missing(run.failure, name)):
+            distribution = distribution_of(name, None) or ""
+            failures[name] = Failure(name, run.failure.kind, run.failure.detail, distribution, asked.get(name, 0))
     return [failures[name] for name in sorted(failures)]
 
 
@@ -579,15 +609,14 @@ def analyze(
     budget = Budget(None if minutes is None else time.monotonic() + 60 * minutes)
     with stage("Listing the root filesystem, and compiling its byte code"):
         rootfs = list_rootfs(sandbox.rootfs)
-        python = sandbox.rootfs / "bin" / "python"
-        compiled = compile_ahead(python)
+        compiled = compile_ahead(sandbox.python)
         if compiled:
             say(f"  compiled {compiled} files")
         description = describe(sandbox)
-        roots, absent = find_roots(corpus, rootfs, python)
+        roots, absent = find_roots(corpus, rootfs, sandbox.python)
     journal = Journal(out / "measurements.journal.jsonl", JournalHead(description.host, description.memory_source))
     try:
-        left = _measure_all(sandbox, python, roots, journal, repeats=repeats, budget=budget)
+        left = _measure_all(sandbox, rootfs, roots, journal, repeats=repeats, budget=budget)
     finally:
         journal.close()
     warnings = list(rootfs.warnings)
@@ -610,7 +639,7 @@ def analyze(
 
 
 def _measure_all(
-    sandbox: Sandbox, python: Path, roots: Sequence[Root], journal: Journal, *, repeats: int, budget: Budget
+    sandbox: Sandbox, rootfs: RootFilesystem, roots: Sequence[Root], journal: Journal, *, repeats: int, budget: Budget
 ) -> int:
     """Runs the processes that the journal lacks. Returns how many were left when the time was up."""
     with ExitStack() as stack:
@@ -623,22 +652,24 @@ def _measure_all(
                 left += _work(edges.steps(), len(edges.waiting), "edges", streams, budget)
             edges.waiting = edges.find_lost()
         whole = [run for run in edges.runs.values() if run.whole and run.nodes]
-        reached = {run.root: frozenset(node.name for node in run.nodes) for run in whole}
-        asked = {name: root.weight for root in roots for name in root.names}
-        weights = {root: max(asked.get(name, 0) for name in names) for root, names in reached.items()}
-        chosen = choose_runs(reached, weights, journal.runs, repeats)
+        weights = {name: root.weight for root in roots for name in root.names}
+        bundles = bundle(whole, lambda root: rootfs.distribution_of(root, None))
+        chosen = choose_runs(bundles, weights, journal.runs, {"time": repeats, "memory": (repeats + 1) // 2})
         if chosen and budget.is_left():
             # Byte code that is not there by now would be written, or be compiled, while the clock runs.
-            compile_ahead(
-                python, {node.file for run in whole for node in run.nodes if (node.file or "").endswith(".py")}
-            )
+            files = {node.file or "" for run in whole for node in run.nodes}
+            compile_ahead(sandbox.python, {file for file in files if file.endswith(".py")})
 
             def steps() -> Iterator[Step]:
-                for mode, root in chosen:
+                for mode, together in chosen:
 
-                    def step(stream: ProbeStream, mode: Mode = mode, root: str = root) -> str:
-                        journal.add(measure(stream, root, mode))
-                        return f"{mode} of {root}"
+                    def step(stream: ProbeStream, mode: Mode = mode, together: tuple[str, ...] = together) -> str:
+                        run = measure(stream, together, mode)
+                        journal.add(run)
+                        if run.failure and len(together) > 1:
+                            for root in together:
+                                journal.add(measure(stream, (root,), mode))
+                        return f"{mode} of {', '.join(together)}"
 
                     yield step
 

@@ -31,6 +31,10 @@ class Sandbox:
     timeout_s: float = 60.0  # for each import
     memory: str = "4Gi"  # for each import
 
+    @property
+    def python(self) -> Path:
+        return self.rootfs / "bin" / "python"
+
     def arguments(self) -> list[str]:
         return ["--rootfs", str(self.rootfs), "--runtime", self.runtime]
 
