@@ -116,7 +116,8 @@ class Agent:
         self.idle = threading.Condition(self.lock)
         self.stopping = threading.Event()
         self.closing = False
-        self.farewell = float("inf")
+        self.hurried = False  # stopped twice
+        self.reporting = threading.Lock()  # reports arrive in the order in which they were made
         self.away = False
         self.accepting = ThreadPoolExecutor(16, thread_name_prefix="accept")
 
@@ -157,21 +158,29 @@ class Agent:
         with self.lock:
             again = self.stopping.is_set()
             self.state = "removed"
-            self.farewell = min(self.farewell, time.monotonic() + FAREWELL_S)
             self.stopping.set()
             if again:
+                self.hurried = True
                 for run in self.runs.values():
                     run.stop.set(WorkerLost("the worker was stopped while it ran the call"))
 
     def say_removed(self) -> None:
         try:
-            persist(lambda: self.router.report(self.status()), self.give_up)
+            persist(self.report, self.patience())
         except ReadieError as error:
             log.warning("the router was not told that this worker leaves", reason=error.detail)
 
-    def give_up(self) -> bool:
-        """Whether to stop waiting for a router that is away: when this worker leaves, and has nothing else to do."""
-        return time.monotonic() > self.farewell
+    def patience(self) -> Callable[[], bool]:
+        """Whether to stop waiting for a router that is away: never, but not for long once this worker leaves."""
+        leaving_since = 0.0
+
+        def over() -> bool:
+            nonlocal leaving_since
+            if self.stopping.is_set() and not leaving_since:
+                leaving_since = time.monotonic()
+            return self.hurried or (leaving_since > 0 and time.monotonic() > leaving_since + FAREWELL_S)
+
+        return over
 
     def check_sandboxes(self) -> None:
         """Starts one sandbox, cold: a root filesystem that cannot do that ends the agent here. Raises `SandboxFailed`."""
@@ -193,8 +202,7 @@ class Agent:
         for warning in warnings:
             log.warning(warning)
         with ThreadPoolExecutor(max(1, min(4, os.cpu_count() or 1)), thread_name_prefix="load") as pool:
-            for each in held:
-                pool.submit(self.load, each)
+            list(pool.map(self.load, held))
         with self.lock:
             taken = sum(self.loaded_bytes.values())
         total = self.settings.worker_mem_total
@@ -211,9 +219,8 @@ class Agent:
         key = held.spec.key
         try:
             taken = self.runtime.load(held.spec, held.folder, timeout=self.settings.load_timeout)
-        except StartFailed as error:
-            log.warning("checkpoint not offered", checkpoint=held.name, reason=str(error))
-            self.note_failure(held, str(error))
+        except (StartFailed, OSError) as error:
+            self.note_failure(held, str(error), loading=True)
             return
         with self.lock:
             self.offered[key] = held
@@ -221,11 +228,11 @@ class Agent:
             self.absent.pop(key, None)
         self.changed.set()
 
-    def note_failure(self, held: Held, reason: str) -> None:
+    def note_failure(self, held: Held, reason: str, *, loading: bool = False) -> None:
         """A checkpoint that fails is made ready again, and given up after some failures."""
         key = held.spec.key
         with self.lock:
-            if self.offered.pop(key, None) is None and key in self.absent:
+            if self.offered.pop(key, None) is None and not loading:
                 return  # another call has seen to it
             self.loaded_bytes.pop(key, None)
             self.failures[key] += 1
@@ -237,13 +244,7 @@ class Agent:
             self.runtime.unload(held.spec)
         else:
             log.warning("checkpoint failed", checkpoint=held.name, reason=reason)
-
-            def again() -> None:
-                with self.lock:
-                    self.absent.pop(key, None)
-                self.load(held)
-
-            threading.Thread(target=again, name=f"load {held.spec.checkpoint_id}", daemon=True).start()
+            threading.Thread(target=self.load, args=[held], name=f"load {held.spec.checkpoint_id}", daemon=True).start()
 
     # -- reporting --
 
@@ -294,6 +295,10 @@ class Agent:
                 incarnation=self.incarnation,
             )
 
+    def report(self) -> None:
+        with self.reporting:
+            self.router.report(self.status())
+
     def report_forever(self) -> None:
         """Reports every 10 seconds and at each change."""
         pause = REPORT_S
@@ -307,7 +312,7 @@ class Agent:
                 if not self.runtime.alive(held.spec):
                     self.note_failure(held, "its zygote has ended")
             try:
-                self.router.report(self.status())
+                self.report()
             except ReadieError as error:
                 self.note_away(error)
                 pause = 1.0
@@ -376,7 +381,7 @@ class Agent:
         """Runs one placement from its arrival to its result, in a thread of its own."""
         assignment = run.assignment
         sender = OutputSender(
-            lambda output: persist(lambda: self.router.output(run.placement_id, output), self.give_up),
+            lambda output: persist(lambda: self.router.output(run.placement_id, output), self.patience()),
             self.settings.max_output,
         )
         result: Result | None
@@ -418,7 +423,7 @@ class Agent:
         try:
             persist(
                 lambda: self.router.accept(run.placement_id),
-                lambda: bool(run.stop.problem) or self.give_up() or time.monotonic() > deadline,
+                lambda: bool(run.stop.problem) or self.stopping.is_set() or time.monotonic() > deadline,
             )
         except ReadieError as error:
             log.info("placement dropped", placement_id=run.placement_id, reason=error.detail)
@@ -515,7 +520,7 @@ class Agent:
     def send_result(self, placement_id: str, result: Result) -> None:
         """Sends how a placement ended, however long the router is away."""
         try:
-            persist(lambda: self.router.result(placement_id, result), self.give_up)
+            persist(lambda: self.router.result(placement_id, result), self.patience())
         except UnknownPlacement:
             log.info("result not wanted any more", placement_id=placement_id)
         except ReadieError as error:
@@ -569,7 +574,7 @@ def serve(environ: Mapping[str, str]) -> None:
         sandboxes.mkdir(mode=0o700, exist_ok=True)
         (folder / "runtime").mkdir(mode=0o700, exist_ok=True)
         runtime = open_runtime(settings.runtime, Path(settings.rootfs), folder / "runtime")
-        router = Router(settings)
+        router = Router(settings)  # never closed: the last poll still waits when the process ends
         try:
             orphans = runtime.remove_orphans(sandboxes)
             if orphans:
@@ -578,13 +583,12 @@ def serve(environ: Mapping[str, str]) -> None:
                 log.warning("fork isolates nothing: calls run as this user, with its files and network")
             run_until_signal(Agent(settings, runtime, router))
         finally:
-            router.close()
             runtime.close()
 
 
 def run_until_signal(agent: Agent) -> None:
-    """Runs the agent in a thread; the main thread only waits for signals, whose handlers can run between any two steps."""
-    wake = os.eventfd(0, os.EFD_CLOEXEC)
+    """Runs the agent in a thread; the main thread only waits for signals, which may come at any moment."""
+    ears, mouth = os.pipe()
     failures: list[BaseException] = []
 
     def body() -> None:
@@ -593,25 +597,23 @@ def run_until_signal(agent: Agent) -> None:
         except BaseException as error:  # noqa: BLE001 - raised again in the main thread
             failures.append(error)
         finally:
-            os.eventfd_write(wake, 1)
+            os.write(mouth, b"e")
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
-        os.eventfd_write(wake, 1)
+        os.write(mouth, b"s")
 
     previous = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
     thread = threading.Thread(target=body, name="agent")
     thread.start()
     try:
-        while True:
-            os.eventfd_read(wake)
-            if not thread.is_alive() or failures or agent.closing:
-                break
+        while os.read(ears, 1) == b"s":
             agent.stop()
         thread.join()
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-        os.close(wake)
+        os.close(ears)
+        os.close(mouth)
     if failures:
         raise failures[0]
 

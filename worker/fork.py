@@ -72,6 +72,7 @@ class ForkRuntime:
             self.cache = folder / "cache"
             self.cache.mkdir(exist_ok=True)
         self.zygotes: dict[tuple[str, str], Zygote] = {}
+        self.retired: list[Zygote] = []
 
     def environment(self, home: Path) -> dict[str, str]:
         """The environment of a process whose folder is `home`."""
@@ -156,7 +157,8 @@ class ForkRuntime:
     def unload(self, spec: CheckpointSpec) -> None:
         zygote = self.zygotes.pop(spec.key, None)
         if zygote:
-            zygote.close()
+            self.retired.append(zygote)
+            threading.Thread(target=zygote.retire, name="retire", daemon=True).start()
 
     def alive(self, spec: CheckpointSpec) -> bool:
         zygote = self.zygotes.get(spec.key)
@@ -200,7 +202,7 @@ class ForkRuntime:
         return ForkSandbox(process.pid, descriptor, status, reap)
 
     def close(self) -> None:
-        for zygote in self.zygotes.values():
+        for zygote in [*self.zygotes.values(), *self.retired]:
             zygote.close()
         self.zygotes.clear()
 
@@ -465,17 +467,24 @@ class Zygote:
         for status in tuple(self.statuses.values()):
             status.set_result(None)
 
+    def retire(self) -> None:
+        """Ends the zygote once the calls that run in its clones have ended."""
+        for status in tuple(self.statuses.values()):
+            status.result()
+        self.close()
+
     def close(self) -> None:
         """Ends the zygote and its clones."""
-        with contextlib.suppress(OSError):
-            self.control.shutdown(socket.SHUT_RDWR)
-        if self.process.returncode is None:
-            descriptor = os.pidfd_open(self.process.pid)
-            end_tree(self.process.pid, descriptor)
-            os.close(descriptor)
-            reap_group(self.process.pid)
-            self.process.wait()
-        if self.reader:
-            self.reader.join(END_S)
-        self.control.close()
-        remove_tree(self.folder)
+        with self.lock:
+            with contextlib.suppress(OSError):
+                self.control.shutdown(socket.SHUT_RDWR)
+            if self.process.returncode is None:
+                descriptor = os.pidfd_open(self.process.pid)
+                end_tree(self.process.pid, descriptor)
+                os.close(descriptor)
+                reap_group(self.process.pid)
+                self.process.wait()
+            if self.reader:
+                self.reader.join(END_S)
+            self.control.close()
+            remove_tree(self.folder)

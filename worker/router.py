@@ -75,9 +75,6 @@ class Router:
     def result(self, placement_id: str, result: Result) -> None:
         self.ask("PUT", f"/v1/placements/{placement_id}/result", result, read_s=60.0)
 
-    def close(self) -> None:
-        self.http.close()
-
 
 def persist(action: Callable[[], T], give_up: Callable[[], bool]) -> T:
     """Repeats `action` while the router is away, less and less often. Raises what it answers once it answers."""
