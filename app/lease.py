@@ -21,7 +21,7 @@ from readie.errors import (
     UnknownWorker,
 )
 from readie.units import NS_PER_SECOND
-from readie.wire import Assignment, Orders, Output, Problem, Result
+from readie.wire import MAX_SECONDS, Assignment, Orders, Output, Problem, Result
 
 #: Placements that one answer to an agent carries at most: their payloads are in it.
 MOST_AT_ONCE = 8
@@ -164,10 +164,16 @@ def finish_call(connection: Connection, call_id: str, result: Result) -> None:
             "state": _STATES[result.outcome],
             "outcome": outcome,
             "started": None if result.started is None else result.started.how,
-            "measured_ready_ns": None if result.started is None else round(result.phases.ready * NS_PER_SECOND),
+            "measured_ready_ns": _measured_ready_ns(result),
         },
     )
     connection.execute(statement("insert_result"), {"call_id": call_id, "result": msgspec.msgpack.encode(result)})
+
+
+def _measured_ready_ns(result: Result) -> int | None:
+    if result.started is None or not 0 <= result.phases.ready <= MAX_SECONDS:
+        return None
+    return round(result.phases.ready * NS_PER_SECOND)
 
 
 def fail_call(connection: Connection, call_id: str, error: ReadieError) -> None:

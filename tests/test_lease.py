@@ -47,9 +47,7 @@ def report(database: Database, worker_id: str = "w", **changes: Any) -> None:
 
 def place(database: Database, **asked: Any) -> CallPlaced:
     with database.transaction() as connection:
-        return place_call(
-            connection, database, SETTINGS, CallRequest(payload=b"function", python="3.11", **asked)
-        )
+        return place_call(connection, database, SETTINGS, CallRequest(payload=b"function", python="3.11", **asked))
 
 
 def placed(database: Database, **asked: Any) -> str:
@@ -467,7 +465,12 @@ def test_a_report_names_no_sandbox_or_placement_twice(database: Database) -> Non
 
 @pytest.mark.parametrize(
     ("read_ago", "ended_ago", "kept"),
-    [(None, "23 hours", True), (None, "25 hours", False), ("59 minutes", "2 hours", True), ("61 minutes", "2 hours", False)],
+    [
+        (None, "23 hours", True),
+        (None, "25 hours", False),
+        ("59 minutes", "2 hours", True),
+        ("61 minutes", "2 hours", False),
+    ],
 )
 def test_payloads_and_results_are_dropped(
     database: Database, read_ago: str | None, ended_ago: str, *, kept: bool

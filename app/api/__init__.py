@@ -47,12 +47,9 @@ class WireRequest(Request[Any, Any, Any]):
         try:
             body = decode(await self.body(), type=kind)
             # What agents relay is whatever a program prints and raises; all else goes into the database as text.
-            if not isinstance(body, Output | Result):
-                _check(body)
+            _check(body, text=not isinstance(body, Output | Result))
         except RecursionError:
             raise BadRequest("the body is nested too deeply") from None
-        except UnicodeError as error:
-            raise BadRequest("a string in the body is not UTF-8") from error
         except msgspec.MsgspecError as error:
             if str(error).endswith("`$.flavor`"):
                 raise BadFlavor(str(error)) from error
@@ -60,23 +57,24 @@ class WireRequest(Request[Any, Any, Any]):
         return body
 
 
-def _check(value: Any) -> None:
-    """Refuses what decoders let through, and the database would not: NUL and lone surrogates, NaN and infinities."""
+def _check(value: Any, *, text: bool) -> None:
+    """Refuses what decoders let through and databases do not hold: NUL in text, numbers that are not finite."""
     if isinstance(value, str):
-        check_text(value)
+        if text:
+            check_text(value)
     elif isinstance(value, float):
         if not math.isfinite(value):
-            raise BadRequest(f"{value} is not a number that means anything")
+            raise BadRequest(f"{value} is not a finite number")
     elif isinstance(value, dict):
         for key, inner in value.items():
-            _check(key)
-            _check(inner)
-    elif isinstance(value, list | tuple):
+            _check(key, text=text)
+            _check(inner, text=text)
+    elif isinstance(value, list):
         for inner in value:
-            _check(inner)
+            _check(inner, text=text)
     elif isinstance(value, msgspec.Struct):
         for name in value.__struct_fields__:
-            _check(getattr(value, name))
+            _check(getattr(value, name), text=text)
 
 
 def check_text(text: str) -> None:

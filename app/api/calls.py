@@ -5,7 +5,8 @@ from typing import Annotated
 
 import msgspec
 from litestar import delete, get, post
-from litestar.params import Parameter
+from litestar.di import NamedDependency
+from litestar.params import FromPath, JSONBody, QueryParameter
 from sqlalchemy import Connection
 
 from app.api import PROBLEMS
@@ -37,13 +38,18 @@ _turn = threading.Lock()
 #: Times that the chosen worker may be filled by another router before a call gives up.
 MOST_CONTESTS = 20
 
-Wait = Annotated[float, Parameter(ge=0, le=MAX_WAIT, description="seconds to wait for something to tell")]
-Limit = Annotated[int, Parameter(ge=1, le=1000)]
-Offset = Annotated[int, Parameter(ge=0, le=2**31 - 1)]
+Wait = Annotated[float, QueryParameter(ge=0, le=MAX_WAIT, description="seconds to wait for something to tell")]
+Limit = Annotated[int, QueryParameter(ge=1, le=1000)]
+Offset = Annotated[int, QueryParameter(ge=0, le=2**31 - 1)]
 
 
 @post("/calls", operation_id="placeCall", responses=PROBLEMS)
-async def place(data: CallRequest, database: Database, settings: RouterSettings, wake_ups: WakeUps) -> CallPlaced:
+async def place(
+    data: JSONBody[CallRequest],
+    database: NamedDependency[Database],
+    settings: NamedDependency[RouterSettings],
+    wake_ups: NamedDependency[WakeUps],
+) -> CallPlaced:
     """Places a call on a worker, waiting up to its queue_timeout for one that can take it."""
     if len(data.payload) > settings.max_payload:
         raise PayloadTooLarge(f"the payload has {len(data.payload)} bytes, MAX_PAYLOAD is {settings.max_payload}")
@@ -74,11 +80,11 @@ def _try_to_place(database: Database, settings: RouterSettings, request: CallReq
 
 @get("/calls/{call_id:str}", operation_id="readCall", responses=PROBLEMS)
 async def read(
-    call_id: str,
-    database: Database,
-    wake_ups: WakeUps,
+    call_id: FromPath[str],
+    database: NamedDependency[Database],
+    wake_ups: NamedDependency[WakeUps],
     wait: Wait = 0.0,
-    seen: Annotated[int | None, Parameter(ge=0, le=2**31 - 1)] = None,
+    seen: Annotated[int | None, QueryParameter(ge=0, le=2**31 - 1)] = None,
 ) -> CallStatus:
     """How a call goes: at once, or when it has ended or printed more than `seen` pieces, or after `wait` seconds."""
     return await wake_ups.wait(
@@ -116,7 +122,7 @@ def _read_status(database: Database, call_id: str, seen: int | None) -> CallStat
 
 
 @delete("/calls/{call_id:str}", operation_id="cancelCall", status_code=204, sync_to_thread=True, responses=PROBLEMS)
-def cancel(call_id: str, database: Database, wake_ups: WakeUps) -> None:
+def cancel(call_id: FromPath[str], database: NamedDependency[Database], wake_ups: NamedDependency[WakeUps]) -> None:
     """Ends a call; one that has ended stays as it is."""
     with database.transaction() as connection:
         worker_id = cancel_call(connection, call_id)
@@ -126,11 +132,14 @@ def cancel(call_id: str, database: Database, wake_ups: WakeUps) -> None:
 
 @get("/calls", operation_id="listCalls", sync_to_thread=True, responses=PROBLEMS)
 def list_calls(
-    database: Database, state: CallState | None = None, limit: Limit = 100, offset: Offset = 0
+    database: NamedDependency[Database],
+    in_state: Annotated[CallState | None, QueryParameter(name="state")] = None,
+    limit: Limit = 100,
+    offset: Offset = 0,
 ) -> list[CallView]:
     """Calls, the latest first."""
     with database.reading() as connection:
-        return read_calls(connection, state, limit, offset)
+        return read_calls(connection, in_state, limit, offset)
 
 
 def read_calls(connection: Connection, state: CallState | None, limit: int, offset: int) -> list[CallView]:
@@ -154,7 +163,7 @@ def read_calls(connection: Connection, state: CallState | None, limit: int, offs
 
 
 @post("/explain", operation_id="explain", status_code=200, sync_to_thread=True, responses=PROBLEMS)
-def explain_modules(data: ExplainRequest, database: Database) -> Explanation:
+def explain_modules(data: JSONBody[ExplainRequest], database: NamedDependency[Database]) -> Explanation:
     """What every checkpoint would cost for these modules, cheapest first, and why."""
     with database.reading() as connection:
         return explain(connection, data)

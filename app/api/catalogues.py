@@ -3,6 +3,8 @@
 from typing import Any
 
 from litestar import get
+from litestar.di import NamedDependency
+from litestar.params import FromPath
 from sqlalchemy import Connection, Row
 
 from app.api import PROBLEMS
@@ -34,14 +36,14 @@ def read_summaries(connection: Connection, flavor: Flavor | None = None) -> list
 
 
 @get("/catalogues", operation_id="listCatalogues", sync_to_thread=True, responses=PROBLEMS)
-def list_all(database: Database) -> list[CatalogueSummary]:
+def list_all(database: NamedDependency[Database]) -> list[CatalogueSummary]:
     """The catalogues that are imported, by flavor: the active one first, then the newest."""
     with database.reading() as connection:
         return read_summaries(connection)
 
 
 @get("/catalogues/{flavor:str}", operation_id="readCatalogue", sync_to_thread=True, responses=PROBLEMS)
-def read_active(flavor: str, database: Database) -> CatalogueSummary:
+def read_active(flavor: FromPath[str], database: NamedDependency[Database]) -> CatalogueSummary:
     """The active catalogue of a flavor."""
     with database.reading() as connection:
         _active(connection, flavor)
@@ -49,7 +51,7 @@ def read_active(flavor: str, database: Database) -> CatalogueSummary:
 
 
 @get("/catalogues/{flavor:str}/items/{key:path}", operation_id="readItem", sync_to_thread=True, responses=PROBLEMS)
-def read_one_item(flavor: str, key: str, database: Database) -> ItemView:
+def read_one_item(flavor: FromPath[str], key: FromPath[str], database: NamedDependency[Database]) -> ItemView:
     """An item of the flavor's active catalogue, and what importing it costs with all that it needs."""
     key = key.removeprefix("/")
     with database.reading() as connection:
@@ -75,7 +77,9 @@ def read_one_item(flavor: str, key: str, database: Database) -> ItemView:
     sync_to_thread=True,
     responses=PROBLEMS,
 )
-def read_one_checkpoint(flavor: str, checkpoint_id: str, database: Database) -> CheckpointView:
+def read_one_checkpoint(
+    flavor: FromPath[str], checkpoint_id: FromPath[str], database: NamedDependency[Database]
+) -> CheckpointView:
     """A checkpoint of the flavor's active catalogue, and what it holds."""
     with database.reading() as connection:
         catalogue = _active(connection, flavor)

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from litestar import get
+from litestar.di import NamedDependency
 
 from app.api import PROBLEMS
 from app.database import Database, check_schema
@@ -22,7 +23,7 @@ def health() -> Health:
 
 
 @get("/ready", operation_id="ready", sync_to_thread=True, responses=PROBLEMS)
-def ready(database: Database) -> Health:
+def ready(database: NamedDependency[Database]) -> Health:
     """The database answers, and has this version's schema."""
     check_schema(database)
     return Health()

@@ -3,7 +3,8 @@
 from typing import Annotated
 
 from litestar import get, post, put
-from litestar.params import Parameter
+from litestar.di import NamedDependency
+from litestar.params import FromPath, JSONBody, PathParameter, QueryParameter
 from sqlalchemy import Connection
 
 from app.api import PROBLEMS
@@ -19,11 +20,16 @@ from readie.flavor import Flavor
 from readie.units import ns_to_seconds
 from readie.wire import HeldGeneration, Orders, Output, Result, WorkerStatus, WorkerView
 
-Identifier = Annotated[str, Parameter(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")]
+IDENTIFIER = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$"
 
 
 @put("/workers/{worker_id:str}", operation_id="reportWorker", status_code=204, sync_to_thread=True, responses=PROBLEMS)
-def report(worker_id: Identifier, data: WorkerStatus, database: Database, wake_ups: WakeUps) -> None:
+def report(
+    worker_id: Annotated[str, PathParameter(pattern=IDENTIFIER)],
+    data: JSONBody[WorkerStatus],
+    database: NamedDependency[Database],
+    wake_ups: NamedDependency[WakeUps],
+) -> None:
     """What a worker is and has, every 10 seconds and at each change; it replaces what was reported before."""
     with database.transaction() as connection:
         report_status(connection, worker_id, data)
@@ -31,7 +37,9 @@ def report(worker_id: Identifier, data: WorkerStatus, database: Database, wake_u
 
 
 @get("/workers/{worker_id:str}/placements", operation_id="fetchPlacements", responses=PROBLEMS)
-async def fetch(worker_id: str, database: Database, wake_ups: WakeUps, wait: Wait = 0.0) -> Orders:
+async def fetch(
+    worker_id: FromPath[str], database: NamedDependency[Database], wake_ups: NamedDependency[WakeUps], wait: Wait = 0.0
+) -> Orders:
     """What the agent has to do: at once if there is something, else when there is, or after `wait` seconds."""
 
     def read() -> Orders:
@@ -50,7 +58,12 @@ async def fetch(worker_id: str, database: Database, wake_ups: WakeUps, wait: Wai
     sync_to_thread=True,
     responses=PROBLEMS,
 )
-def accept(placement_id: str, worker_id: Identifier, database: Database, wake_ups: WakeUps) -> None:
+def accept(
+    placement_id: FromPath[str],
+    worker_id: Annotated[str, QueryParameter(pattern=IDENTIFIER)],
+    database: NamedDependency[Database],
+    wake_ups: NamedDependency[WakeUps],
+) -> None:
     """The agent of this worker runs the placement, and nobody else; to say so twice is fine."""
     with database.transaction() as connection:
         accept_placement(connection, placement_id, worker_id)
@@ -64,7 +77,12 @@ def accept(placement_id: str, worker_id: Identifier, database: Database, wake_up
     sync_to_thread=True,
     responses=PROBLEMS,
 )
-def output(placement_id: str, data: Output, database: Database, wake_ups: WakeUps) -> None:
+def output(
+    placement_id: FromPath[str],
+    data: JSONBody[Output],
+    database: NamedDependency[Database],
+    wake_ups: NamedDependency[WakeUps],
+) -> None:
     """A piece of what the call printed; a repeated sequence number is ignored."""
     with database.transaction() as connection:
         call_id = add_output(connection, placement_id, data)
@@ -78,7 +96,13 @@ def output(placement_id: str, data: Output, database: Database, wake_ups: WakeUp
     sync_to_thread=True,
     responses=PROBLEMS,
 )
-def result(placement_id: str, data: Result, database: Database, settings: RouterSettings, wake_ups: WakeUps) -> None:
+def result(
+    placement_id: FromPath[str],
+    data: JSONBody[Result],
+    database: NamedDependency[Database],
+    settings: NamedDependency[RouterSettings],
+    wake_ups: NamedDependency[WakeUps],
+) -> None:
     """How the placement ended; to say so twice is fine, the first time counts."""
     if len(data.payload) > settings.max_payload:
         error = ResultTooLarge(f"the result has {len(data.payload)} bytes, MAX_PAYLOAD is {settings.max_payload}")
@@ -96,7 +120,7 @@ def result(placement_id: str, data: Result, database: Database, settings: Router
 
 
 @get("/workers", operation_id="listWorkers", sync_to_thread=True, responses=PROBLEMS)
-def list_workers(database: Database) -> list[WorkerView]:
+def list_workers(database: NamedDependency[Database]) -> list[WorkerView]:
     """Workers, by id, with what is taken of them."""
     with database.reading() as connection:
         return read_workers(connection)

@@ -1,0 +1,575 @@
+"""The API (DESIGN §7): every route over the real application, and an answer of the table for whatever goes wrong."""
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from litestar.testing import TestClient
+from sqlalchemy import text
+
+from app.application import create_app
+from app.database import Database, open_database
+from app.settings import RouterSettings
+from readie import wire
+from readie.errors import BadSetting, problems
+from readie.settings import Bytes
+
+GIB = 2**30
+MSGPACK = "application/vnd.msgpack"
+CALL: dict[str, Any] = {"payload": "ZnVuY3Rpb24=", "python": "3.11", "function": "train", "modules": ["numpy"]}
+STATUS: dict[str, Any] = {
+    "flavor": "cpu",
+    "state": "ready",
+    "python": "3.11.7",
+    "runtime": "fork",
+    "memory_total": 4 * GIB,
+}
+RESULT: dict[str, Any] = {"outcome": "returned", "payload": "dmFsdWU="}
+
+Serve = Callable[..., AbstractContextManager[httpx.Client]]
+
+
+@pytest.fixture
+def serve(database: Database) -> Serve:
+    """Starts the application with some settings changed."""
+
+    @contextmanager
+    def start(**changes: Any) -> Iterator[httpx.Client]:
+        with TestClient(create_app(RouterSettings(**changes), database), raise_server_exceptions=False) as client:
+            yield client
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def one_database(duckdb_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    """A database for all that never gets as far as one."""
+    path = tmp_path_factory.mktemp("api") / "readie.duckdb"
+    shutil.copyfile(duckdb_template, path)
+    opened = open_database(f"duckdb:///{path}")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def refusing(one_database: Database) -> Iterator[httpx.Client]:
+    """A client whose every request is refused; a cpu worker is ready."""
+    app = create_app(RouterSettings(worker_ttl=3600), one_database)
+    with TestClient(app, raise_server_exceptions=False) as client:
+        assert client.put("/v1/workers/w", json=STATUS).status_code == 204
+        yield client
+        assert client.get("/v1/calls").json() == []
+        assert [view["worker_id"] for view in client.get("/v1/workers").json()] == ["w"]
+
+
+@pytest.fixture
+def client(serve: Serve) -> Iterator[httpx.Client]:
+    """A client of an application with the default settings."""
+    with serve() as started:
+        yield started
+
+
+@pytest.fixture
+def worker(client: httpx.Client) -> str:
+    """The id of a worker that is ready."""
+    assert client.put("/v1/workers/w", json=STATUS).status_code == 204
+    return "w"
+
+
+def place(client: httpx.Client, **changes: Any) -> dict[str, Any]:
+    answer = client.post("/v1/calls", json=CALL | changes)
+    assert answer.status_code == 201, answer.text
+    placed: dict[str, Any] = answer.json()
+    return placed
+
+
+def problem(answer: httpx.Response) -> str:
+    """The slug of a problem document, which has all that one needs."""
+    assert answer.headers["content-type"] == "application/problem+json"
+    document = msgspec.json.decode(answer.content, type=wire.Problem, strict=True)
+    assert document.status == answer.status_code
+    slug = document.type.removeprefix("urn:readie:problem:")
+    assert document.title == problems()[slug].title
+    return slug
+
+
+# ---- a call from its client to its agent and back ----
+
+
+def test_a_call_goes_to_its_agent_and_its_result_back(client: httpx.Client, worker: str) -> None:
+    """Placed, fetched, accepted, printing, ended, read: each step is seen by the other side."""
+    placed = place(client, cold=True)
+    call, placement = f"/v1/calls/{placed['call_id']}", f"/v1/placements/{placed['placement']['placement_id']}"
+
+    assert placed["placement"]["worker_id"] == worker
+    assert client.get(call).json()["state"] == "placed"
+    (assignment,) = client.get(f"/v1/workers/{worker}/placements").json()["run"]
+    assert (assignment["payload"], assignment["modules"]) == (CALL["payload"], ["numpy"])
+    assert client.post(f"{placement}/accept", params={"worker_id": worker}).status_code == 204
+    assert client.get(call).json()["state"] == "accepted"
+    piece = {"sequence": 0, "stream": "stdout", "text": "hello"}
+    assert client.post(f"{placement}/output", json=piece).status_code == 204
+    assert client.put(f"{placement}/result", json=RESULT).status_code == 204
+    status = client.get(call).json()
+    assert (status["state"], status["result"]["payload"]) == ("finished", RESULT["payload"])
+    assert status["output"] == [{"stream": "stdout", "text": "hello"}]
+    assert [view["state"] for view in client.get("/v1/calls").json()] == ["finished"]
+
+
+def test_messagepack_both_ways(client: httpx.Client, worker: str) -> None:
+    """A body and an answer may each be MessagePack, in which a payload is plain bytes."""
+    body = msgspec.msgpack.encode(wire.CallRequest(payload=b"\x00\xff", python="3.11"))
+    answer = client.post("/v1/calls", content=body, headers={"Content-Type": MSGPACK, "Accept": MSGPACK})
+
+    assert answer.headers["content-type"].startswith(MSGPACK)
+    placed = msgspec.msgpack.decode(answer.content, type=wire.CallPlaced)
+    assert placed.placement.worker_id == worker
+    accepts = {"Accept": f"application/x-msgpack, {MSGPACK};q=0.5, application/problem+json"}
+    fetched = client.get(f"/v1/workers/{worker}/placements", headers=accepts)
+    assert fetched.headers["content-type"].startswith("application/x-msgpack")
+    assert msgspec.msgpack.decode(fetched.content, type=wire.Orders).run[0].payload == b"\x00\xff"
+
+
+def test_an_agent_that_waits_is_woken_by_a_call(client: httpx.Client, worker: str) -> None:
+    """A long poll answers as soon as there is something to do."""
+    answers: list[tuple[float, httpx.Response]] = []
+
+    def fetch() -> None:
+        answer = client.get(f"/v1/workers/{worker}/placements", params={"wait": 30})
+        answers.append((time.monotonic(), answer))
+
+    agent = threading.Thread(target=fetch)
+    agent.start()
+    time.sleep(0.3)
+    assert not answers
+    place(client)
+    placed_at = time.monotonic()
+    agent.join(10)
+
+    assert answers[0][0] - placed_at < 1.5
+    assert len(answers[0][1].json()["run"]) == 1
+
+
+def test_a_client_that_waits_is_woken_by_output_and_by_the_end(client: httpx.Client, worker: str) -> None:
+    """With `seen` the poll answers at the next piece of output; without, at the end of the call."""
+    placed = place(client)
+    call, placement = f"/v1/calls/{placed['call_id']}", f"/v1/placements/{placed['placement']['placement_id']}"
+    client.post(f"{placement}/accept", params={"worker_id": worker})
+    client.post(f"{placement}/output", json={"sequence": 0, "stream": "stdout", "text": "a"})
+    answers: dict[str, Any] = {}
+
+    def follow(name: str, **parameters: Any) -> threading.Thread:
+        thread = threading.Thread(
+            target=lambda: answers.update({name: client.get(call, params={"wait": 30, **parameters}).json()})
+        )
+        thread.start()
+        return thread
+
+    output, end = follow("output", seen=1), follow("end")
+    time.sleep(0.3)
+    assert not answers
+    client.post(f"{placement}/output", json={"sequence": 1, "stream": "stderr", "text": "b"})
+    output.join(10)
+    assert (answers["output"]["output"], answers["output"]["output_from"]) == ([{"stream": "stderr", "text": "b"}], 1)
+    assert "end" not in answers
+    client.put(f"{placement}/result", json=RESULT)
+    end.join(10)
+    assert (answers["end"]["state"], len(answers["end"]["output"])) == ("finished", 2)
+
+
+def test_waiting_ends_in_time(client: httpx.Client, worker: str) -> None:
+    """A long poll to which nothing happens answers what there is when its time is over."""
+    started_at = time.monotonic()
+    answer = client.get(f"/v1/workers/{worker}/placements", params={"wait": 0.3})
+
+    assert answer.json() == {"run": [], "cancel": [], "end_sessions": []}
+    assert 0.3 <= time.monotonic() - started_at < 5
+
+
+def test_a_call_waits_for_room_as_long_as_its_queue_timeout(client: httpx.Client, worker: str) -> None:
+    """A call with queue_timeout is placed when another one ends; without one it is refused at once."""
+    first = place(client, memory=3 * GIB)
+    refused = client.post("/v1/calls", json=CALL | {"memory": GIB})
+    assert problem(refused) == "no-capacity"
+    assert refused.headers["retry-after"] == "1"
+    answers: list[httpx.Response] = []
+    queued = threading.Thread(
+        target=lambda: answers.append(client.post("/v1/calls", json=CALL | {"memory": GIB, "queue_timeout": 30}))
+    )
+    queued.start()
+    time.sleep(0.3)
+    assert not answers
+    client.put(f"/v1/placements/{first['placement']['placement_id']}/result", json=RESULT)
+    queued.join(10)
+
+    assert [answer.status_code for answer in answers] == [201]
+
+
+def test_a_queue_timeout_ends(client: httpx.Client) -> None:
+    """A call for which no worker comes in time is refused as no-workers."""
+    started_at = time.monotonic()
+
+    assert problem(client.post("/v1/calls", json=CALL | {"queue_timeout": 0.3})) == "no-workers"
+    assert 0.3 <= time.monotonic() - started_at < 5
+
+
+def test_cancelling(client: httpx.Client, worker: str) -> None:
+    """A cancelled call is cancelled at once; to cancel it again is fine."""
+    call = f"/v1/calls/{place(client)['call_id']}"
+
+    assert [client.delete(call).status_code for _ in range(2)] == [204, 204]
+    status = client.get(call).json()
+    assert (status["state"], status["result"]["problem"]["type"]) == ("cancelled", "urn:readie:problem:call-cancelled")
+    assert client.get(f"/v1/workers/{worker}/placements").json()["run"] == []
+
+
+def test_a_result_that_was_read_is_marked(client: httpx.Client, worker: str, database: Database) -> None:
+    """Its hour begins with the first reading."""
+    placed = place(client)
+    client.put(f"/v1/placements/{placed['placement']['placement_id']}/result", json=RESULT)
+    call = f"/v1/calls/{placed['call_id']}"
+
+    def read_at() -> Any:
+        with database.reading() as connection:
+            return connection.execute(text("SELECT read_at FROM calls")).scalar_one()
+
+    assert read_at() is None
+    client.get(call)
+    first = read_at()
+    assert first is not None
+    client.get(call)
+    assert read_at() == first
+
+
+def test_a_result_that_was_dropped_is_gone(client: httpx.Client, worker: str, database: Database) -> None:
+    """After its time a call's result is an unknown call, not an empty one."""
+    placed = place(client)
+    client.put(f"/v1/placements/{placed['placement']['placement_id']}/result", json=RESULT)
+    with database.transaction() as connection:
+        connection.execute(text("DELETE FROM call_results"))
+
+    assert problem(client.get(f"/v1/calls/{placed['call_id']}")) == "unknown-call"
+
+
+def test_a_sweep_runs_beside_the_requests(serve: Serve, database: Database) -> None:
+    """The application evicts silent workers by itself."""
+    with serve(sweep_interval=0.05, worker_ttl=0.2) as client:
+        client.put("/v1/workers/w", json=STATUS)
+        assert len(client.get("/v1/workers").json()) == 1
+        deadline = time.monotonic() + 10
+        while client.get("/v1/workers").json() and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+        assert client.get("/v1/workers").json() == []
+
+
+# ---- lists ----
+
+
+def test_the_list_of_workers(client: httpx.Client, worker: str) -> None:
+    """A worker is listed with what it reported and what is taken of it."""
+    held = {"generation": "a" * 64, "checkpoint_ids": ["checkpoint_1"], "restore_fixed": 0.02, "cold_fixed": 0.1}
+    client.put(
+        "/v1/workers/gpu",
+        json=STATUS
+        | {
+            "flavor": "gpu",
+            "gpu_total": 16 * GIB,
+            "generations": [held],
+            "sandboxes": [{"sandbox_id": "s", "memory": GIB, "gpu_memory": 3 * GIB}],
+        },
+    )
+    place(client, memory=2 * GIB)
+
+    gpu, cpu = client.get("/v1/workers").json()
+    assert (gpu["worker_id"], gpu["memory_used"], gpu["gpu_used"], gpu["sandboxes"]) == ("gpu", GIB, 3 * GIB, 1)
+    assert gpu["generations"] == [held]
+    assert (cpu["worker_id"], cpu["memory_reserved"], cpu["in_flight"]) == ("w", 2 * GIB, 1)
+
+
+def test_lists_of_calls_are_filtered_and_paged(client: httpx.Client, worker: str) -> None:
+    """By state, the latest first, some at a time."""
+    ids = [place(client, memory=1)["call_id"] for _ in range(3)]
+    client.delete(f"/v1/calls/{ids[1]}")
+
+    def listed(**parameters: Any) -> list[str]:
+        return [view["call_id"] for view in client.get("/v1/calls", params=parameters).json()]
+
+    assert listed() == ids[::-1]
+    assert listed(state="cancelled") == [ids[1]]
+    assert listed(limit=1, offset=1) == [ids[1]]
+
+
+def test_health_and_readiness(client: httpx.Client) -> None:
+    """The process says that it lives, and that its database can be used."""
+    assert client.get("/health").json() == {"status": "ok"}
+    assert client.get("/ready").json() == {"status": "ok"}
+
+
+def test_not_ready_when_the_schema_is_behind(client: httpx.Client, database: Database) -> None:
+    """A database that another version has left behind is named, and nothing else is answered as if it were fine."""
+    with database.transaction() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '0001'"))
+
+    answer = client.get("/ready")
+    assert (answer.status_code, problem(answer)) == (503, "database-behind")
+
+
+def test_the_openapi_document(refusing: httpx.Client) -> None:
+    """/schema describes every route by an id of its own, and the types of the bodies."""
+    document = refusing.get("/schema").json()
+    operations = [operation["operationId"] for path in document["paths"].values() for operation in path.values()]
+
+    assert len(set(operations)) == len(operations) >= 17
+    body = document["paths"]["/v1/calls"]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    assert set(CALL) < set(document["components"]["schemas"][body.rpartition("/")[2]]["properties"])
+
+
+# ---- whatever goes wrong ----
+
+
+@pytest.mark.parametrize(
+    ("changes", "slug"),
+    [
+        ({"gpu": True}, "no-capacity"),
+        ({"memory": 5 * GIB}, "no-capacity"),
+        ({"memory": 2, "max_memory": 1}, "bad-budget"),
+        ({"packages": ["numpy=="]}, "bad-requirement"),
+        ({"checkpoint_id": "checkpoint_9"}, "unknown-checkpoint"),
+        ({"session_id": "s"}, "sessions-unavailable"),
+        ({"memory": "1Gi"}, "bad-request"),
+        ({"memory": 0}, "bad-request"),
+        ({"memory": 2**63}, "bad-request"),
+        ({"memory": 1.5}, "bad-request"),
+        ({"memory": True}, "bad-request"),
+        ({"timeout": 0}, "bad-request"),
+        ({"timeout": 1e10}, "bad-request"),
+        ({"queue_timeout": -1}, "bad-request"),
+        ({"modules": ["a\0b"]}, "bad-request"),
+        ({"modules": ["x" * 1025]}, "bad-request"),
+        ({"modules": ["x"] * 10_001}, "bad-request"),
+        ({"modules": "numpy"}, "bad-request"),
+        ({"function": "\0"}, "bad-request"),
+        ({"python": "2.7"}, "bad-request"),
+        ({"python": None}, "bad-request"),
+        ({"payload": "not base64!"}, "bad-request"),
+        ({"misspelt": 1}, "bad-request"),
+    ],
+)
+def test_calls_that_are_refused(refusing: httpx.Client, changes: dict[str, Any], slug: str) -> None:
+    """A call that cannot be placed is a problem document of the table."""
+    assert problem(refusing.post("/v1/calls", json=CALL | changes)) == slug
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b"\xff\xfe",
+        b"[" * 100_000 + b"]" * 100_000,
+        b'{"payload":"","python":"3.11","modules":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"payload":"","python":"3.11","unknown":' + b'{"a":' * 100_000 + b"1" + b"}" * 100_001,
+        b'{"payload":"","python":"3.11","function":"\\ud800"}',
+        b'{"payload":"","python":"3.11","timeout":NaN}',
+        b'{"payload":"","python":"3.11","timeout":1e999}',
+        b'{"payload":"","python":"3.11","memory":' + b"9" * 5000 + b"}",
+    ],
+    ids=lambda body: f"{len(body)} bytes {body[:20]!r}",
+)
+def test_bodies_that_are_no_call(refusing: httpx.Client, body: bytes) -> None:
+    """Whatever the bytes, the answer is a problem document, and the application goes on."""
+    headers = {"Content-Type": "application/json"}
+
+    assert problem(refusing.post("/v1/calls", content=body, headers=headers)) == "bad-request"
+    assert refusing.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xc1",
+        b"\x91" * 100_000 + b"\xc0",
+        b"\x81\xa1x" * 50_000 + b"\xc0",
+        b"\x81\xa8function\xa3\xed\xa0\x80",
+        msgspec.msgpack.encode({"payload": b"", "python": "3.11", "timeout": float("nan")}),
+    ],
+    ids=lambda body: f"{len(body)} bytes {body[:12]!r}",
+)
+def test_messagepack_that_is_no_call(refusing: httpx.Client, body: bytes) -> None:
+    """The same for MessagePack."""
+    assert problem(refusing.post("/v1/calls", content=body, headers={"Content-Type": MSGPACK})) == "bad-request"
+
+
+def test_a_body_of_another_type(refusing: httpx.Client) -> None:
+    """What is neither JSON nor MessagePack is refused, with what is served."""
+    answer = refusing.post("/v1/calls", content=b"a=b", headers={"Content-Type": "text/plain"})
+
+    assert problem(answer) == "bad-request"
+    assert "application/json" in answer.json()["way_out"]
+
+
+def test_payloads_that_are_too_large(serve: Serve) -> None:
+    """MAX_PAYLOAD is the limit for what calls send, and for what comes back."""
+    with serve(max_payload=Bytes(1000)) as client:
+        client.put("/v1/workers/w", json=STATUS)
+        body = wire.CallRequest(payload=b"x" * 1001, python="3.11")
+
+        assert problem(client.post("/v1/calls", content=msgspec.json.encode(body))) == "payload-too-large"
+        placed = place(client)
+        big = wire.Result(outcome="returned", payload=b"x" * 1001)
+        answer = client.put(
+            f"/v1/placements/{placed['placement']['placement_id']}/result", content=msgspec.json.encode(big)
+        )
+        assert answer.status_code == 204
+        result = client.get(f"/v1/calls/{placed['call_id']}").json()["result"]
+        assert (result["outcome"], result["problem"]["type"]) == ("failed", "urn:readie:problem:result-too-large")
+
+
+def test_bodies_that_are_too_large(serve: Serve) -> None:
+    """A body that no call can have is refused before it is read to its end."""
+    with serve(max_payload=Bytes(1000)) as client:
+        answer = client.post("/v1/calls", content=b"x" * (17 * 1024 * 1024))
+
+        assert (answer.status_code, problem(answer)) == (413, "payload-too-large")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "slug"),
+    [
+        ("GET", "/nowhere", "not-found"),
+        ("GET", "/v1/calls/nonsense", "unknown-call"),
+        ("DELETE", "/v1/calls/nonsense", "unknown-call"),
+        ("GET", "/v1/calls/%00", "bad-request"),
+        ("GET", "/v1/calls/nonsense?wait=61", "bad-request"),
+        ("GET", "/v1/calls/nonsense?wait=nan", "bad-request"),
+        ("GET", "/v1/calls/nonsense?seen=-1", "bad-request"),
+        ("GET", "/v1/calls?state=lost", "bad-request"),
+        ("GET", "/v1/calls?limit=0", "bad-request"),
+        ("GET", "/v1/calls?offset=99999999999999999999", "bad-request"),
+        ("PATCH", "/v1/calls", "method-not-allowed"),
+        ("GET", "/v1/workers/stranger/placements", "unknown-worker"),
+        ("POST", "/v1/placements/nonsense-1/accept?worker_id=w", "unknown-placement"),
+        ("POST", "/v1/placements/nonsense-1/accept", "bad-request"),
+        ("POST", "/v1/placements/nonsense-1/accept?worker_id=%00", "bad-request"),
+        ("GET", "/v1/catalogues/tpu", "bad-flavor"),
+        ("GET", "/v1/catalogues/cpu", "unknown-catalogue"),
+        ("GET", "/v1/catalogues/cpu/items/numpy", "unknown-catalogue"),
+        ("GET", "/v1/catalogues/cpu/checkpoints/checkpoint_1", "unknown-catalogue"),
+    ],
+)
+def test_paths_that_lead_nowhere(refusing: httpx.Client, method: str, path: str, slug: str) -> None:
+    """Unknown routes, methods and ids, and parameters that are out of range, are problem documents too."""
+    assert problem(refusing.request(method, path)) == slug
+
+
+@pytest.mark.parametrize(
+    ("changes", "slug"),
+    [
+        ({"flavor": "tpu"}, "bad-flavor"),
+        ({"state": "busy"}, "bad-request"),
+        ({"memory_total": -1}, "bad-request"),
+        ({"python": "\0"}, "bad-request"),
+        ({"markers": {"a": "\0"}}, "bad-request"),
+        ({"generations": [{"generation": "short", "checkpoint_ids": []}]}, "bad-request"),
+        ({"sandboxes": [{"sandbox_id": "s", "memory": 1}] * 2}, "bad-request"),
+    ],
+)
+def test_reports_that_are_refused(refusing: httpx.Client, changes: dict[str, Any], slug: str) -> None:
+    """A report with something wrong in it changes nothing."""
+    assert problem(refusing.put("/v1/workers/other", json=STATUS | changes)) == slug
+
+
+@pytest.mark.parametrize("worker_id", ["a b", "-a", "x" * 129, "ü"])
+def test_worker_ids_that_are_refused(refusing: httpx.Client, worker_id: str) -> None:
+    """A worker's id is letters, digits and . _ : - of ASCII."""
+    assert problem(refusing.put(f"/v1/workers/{worker_id}", json=STATUS)) == "bad-request"
+
+
+def test_results_with_numbers_that_are_none(client: httpx.Client, worker: str) -> None:
+    """What an agent measured is finite."""
+    placed = place(client)
+    result = {"outcome": "returned", "payload": b"", "phases": {"ready": float("inf")}}
+    answer = client.put(
+        f"/v1/placements/{placed['placement']['placement_id']}/result",
+        content=msgspec.msgpack.encode(result),
+        headers={"Content-Type": MSGPACK},
+    )
+
+    assert problem(answer) == "bad-request"
+
+
+def test_faults_of_the_application_say_nothing_of_its_inside(
+    client: httpx.Client, database: Database, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """An unexpected fault is answered without internals; the log has it, under the id in the answer."""
+    with database.transaction() as connection:
+        connection.execute(text("ALTER TABLE workers RENAME TO elsewhere"))
+    answer = client.get("/v1/workers")
+
+    assert (answer.status_code, problem(answer)) == (500, "internal")
+    assert "elsewhere" not in answer.text
+    assert "workers" not in answer.json()["detail"]
+    logged = capfd.readouterr()
+    assert answer.json()["instance"] in logged.out + logged.err
+
+
+# ---- tokens ----
+
+EACH_MISSING: list[dict[str, Any]] = [{}, {"auth_token": "a"}, {"worker_token": "w"}]
+CLIENT_ROUTES = [("POST", "/v1/calls"), ("GET", "/v1/calls/x"), ("GET", "/v1/workers"), ("POST", "/v1/explain")]
+AGENT_ROUTES = [("PUT", "/v1/workers/w"), ("GET", "/v1/workers/w/placements"), ("PUT", "/v1/placements/p/result")]
+
+
+@pytest.mark.parametrize(("method", "path"), CLIENT_ROUTES + AGENT_ROUTES)
+def test_routes_ask_for_their_token(one_database: Database, method: str, path: str) -> None:
+    """Clients come in with AUTH_TOKEN, agents with WORKER_TOKEN, and neither with the other's."""
+    with TestClient(create_app(RouterSettings(auth_token="client", worker_token="agent"), one_database)) as client:
+        right = "client" if (method, path) in CLIENT_ROUTES else "agent"
+        wrong = {"client": "agent", "agent": "client"}[right]
+        for headers in (
+            {},
+            {"Authorization": f"Bearer {wrong}"},
+            {"Authorization": right},
+            {"Authorization": "Bearer ü"},
+        ):
+            answer = client.request(method, path, headers={k.encode(): v.encode() for k, v in headers.items()})
+            assert (answer.status_code, problem(answer)) == (401, "unauthorized")
+            assert answer.headers["www-authenticate"] == "Bearer"
+        assert client.request(method, path, headers={"Authorization": f"Bearer {right}"}).status_code != 401
+
+
+def test_operators_need_no_token(one_database: Database) -> None:
+    """Health, readiness and the description of the API are open."""
+    with TestClient(create_app(RouterSettings(auth_token="client", worker_token="agent"), one_database)) as client:
+        assert [client.get(path).status_code for path in ("/health", "/ready", "/schema")] == [200, 200, 200]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
+def test_an_address_that_others_reach_needs_tokens(one_database: Database, host: str) -> None:
+    """Without both tokens a router serves on a loopback address only, and says so."""
+    for changes in EACH_MISSING:
+        with pytest.raises(BadSetting, match="not set, and others than this machine reach that address"):
+            create_app(RouterSettings(host=host, **changes), one_database)
+    create_app(RouterSettings(host=host, auth_token="a", worker_token="w"), one_database)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_without_tokens_the_router_warns_loudly(
+    one_database: Database, host: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """On a loopback address an unset token is a warning that names it."""
+    create_app(RouterSettings(host=host), one_database)
+    logged = capfd.readouterr()
+
+    assert "AUTH_TOKEN and WORKER_TOKEN" in logged.out + logged.err
