@@ -1,5 +1,6 @@
 """Settings from environment variables into a typed record, read once."""
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
@@ -22,6 +23,11 @@ def _decode(kind: type, value: Any) -> Any:
     raise NotImplementedError(kind)
 
 
+def _check_finite(value: object) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ReadieError("it is not a finite number")
+
+
 def read_settings(kind: type[Settings], environ: Mapping[str, str]) -> Settings:
     """The record `kind`, each field from the variable of its name in upper case; blank counts as not set.
 
@@ -40,6 +46,7 @@ def read_settings(kind: type[Settings], environ: Mapping[str, str]) -> Settings:
                 values[field.name] = parse_flavor(text)
             else:
                 values[field.name] = msgspec.convert(text, field.type, strict=False, dec_hook=_decode)
+            _check_finite(values[field.name])
         except (msgspec.ValidationError, ReadieError) as error:
             reason = error.detail if isinstance(error, ReadieError) else str(error)
             raise BadSetting(f"{variable}={text!r}: {reason}", f"Accepted: {describe(field.type)}.") from error
