@@ -584,11 +584,14 @@ class _Batch(Generic[R]):
         with ThreadPoolExecutor(self.in_flight, thread_name_prefix="readie-map") as pool:
             try:
                 for request in requests:
-                    self.room.acquire()
+                    # In short waits: an interrupt that comes just before a long one would be seen only after it.
+                    while not self.room.acquire(timeout=0.2):
+                        pass
                     if self.stopped:
                         break
                     futures.append(pool.submit(self.call, request))
-                wait(futures, return_when=FIRST_EXCEPTION)
+                while not self.stopped and wait(futures, 0.2, FIRST_EXCEPTION).not_done:
+                    pass
             finally:
                 self.stop()
         failures = [failure for future in futures if (failure := future.exception())]

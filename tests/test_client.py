@@ -133,7 +133,11 @@ class Router:
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002
                 pass
 
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        class Server(http.server.ThreadingHTTPServer):
+            def handle_error(self, request: object, client_address: object) -> None:
+                """Clients that hang up are part of the tests."""
+
+        self.server = Server(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.server.server_port}"
 
@@ -178,7 +182,7 @@ class Router:
         assert process.stdin
         assert process.stdout
         assert process.stderr
-        with process, contextlib.suppress(BrokenPipeError):  # it was cancelled
+        with contextlib.suppress(BrokenPipeError), process:  # cancelled
             readers = [
                 threading.Thread(target=self.listen, args=(call, "stdout", process.stdout.fileno())),
                 threading.Thread(target=self.listen, args=(call, "stderr", process.stderr.fileno())),
@@ -879,6 +883,23 @@ class TestMap:
         assert time.monotonic() - started < 20
         assert len(router.calls) <= 4
         assert all(call.result for call in router.calls.values())
+
+    def test_interrupt_cancels_all_that_run(self, router: Router) -> None:
+        """Ctrl-C leaves nothing behind."""
+
+        def interrupt() -> None:
+            while len(router.calls) < 2:
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            remote(lambda _: sleep()).map(range(9), in_flight=2)
+
+        thread.join()
+        assert len(router.calls) == 2
+        assert all(call.result and call.result.outcome == "cancelled" for call in router.calls.values())
 
     def test_bad_element_is_named_and_ends_the_map(self, router: Router) -> None:
         """What cannot be sent fails here."""
