@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from readie.closure import compute_closures
 from readie.cost import PricedItem, closure
@@ -65,6 +65,7 @@ class TestClosures:
         assert found.tolist() == sorted(set(found.tolist()))
 
     @given(priced_items())
+    @settings(max_examples=50)
     def test_components_are_numbered_in_the_order_of_need(self, items: dict[str, PricedItem]) -> None:
         """Whatever a component needs has a lower number; numbers are dense; each component needs itself."""
         closures = compute_closures(make_catalogue(items))

@@ -333,8 +333,8 @@ class TestBadDocuments:
 
         assert said.startswith("checkpoints[0].size_mb is 1000000000.0: alpha × size_mb must stay below")
 
-    @pytest.mark.parametrize("digits", [4301, 70_000, 140_000])
-    @pytest.mark.parametrize("at", [65_536 - 4300, 65_536 - 300, 65_535, 65_536])
+    @pytest.mark.parametrize("digits", [4301, 140_000])
+    @pytest.mark.parametrize("at", [65_536 - 4300, 65_535])
     def test_too_many_digits_are_found_wherever_they_are(self, path: Path, at: int, digits: int) -> None:
         """The parser would crash the process on them; reads of the file end after every 65,536 bytes."""
         padding = " " * (at - TEXT.index("80}]"))
@@ -622,6 +622,7 @@ class TestWriting:
     """A stream in one form, checked by the reader, put in place whole or not at all."""
 
     @given(content=contents())
+    @settings(max_examples=60)
     def test_what_is_written_is_read(self, tmp_path_factory: pytest.TempPathFactory, content: Content) -> None:
         """All names and numbers come back; reading the file again gives the same catalogue."""
         path = tmp_path_factory.getbasetemp() / "round-trip.json"
@@ -632,7 +633,7 @@ class TestWriting:
         assert contents_of(read_document(path)) == written
 
     @given(content=contents(), seed=st.randoms(use_true_random=False))
-    @settings(max_examples=40)
+    @settings(max_examples=25)
     def test_the_same_content_gives_the_same_bytes(
         self, tmp_path_factory: pytest.TempPathFactory, content: Content, seed: random.Random
     ) -> None:

@@ -79,7 +79,7 @@ class TestWhole:
             assert getattr(projection, name).dtype == getattr(document, name).dtype
 
     @given(content=contents())
-    @settings(max_examples=40)
+    @settings(max_examples=25)
     def test_it_gives_the_catalogue_of_any_document(
         self, tmp_path_factory: pytest.TempPathFactory, content: Content
     ) -> None:
