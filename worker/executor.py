@@ -145,12 +145,13 @@ def threads() -> list[str]:
     return names
 
 
-def children() -> list[int]:
-    """Process ids of this process's children."""
-    pids = []
-    for thread in os.listdir("/proc/self/task"):  # noqa: PTH208
-        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/children") as file:  # noqa: PTH123
-            pids += [int(pid) for pid in file.read().split()]
+def children_of(pid: int | str) -> list[int]:
+    """Process ids of a process's children; none if it has ended."""
+    pids: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - the host does this twenty times a second
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb") as file:  # noqa: PTH123
+                pids += [int(child) for child in file.read().split()]
     return pids
 
 
@@ -412,7 +413,7 @@ def run_zygote(control: socket.socket, canonical: Sequence[str], ballast_mb: flo
     # Written, not only reserved: untouched pages would cost a fork nothing.
     ballast = bytearray(b"\x01") * int(ballast_mb * 1_000_000)
     seconds = clock() - started
-    names, pids = threads(), children()
+    names, pids = threads(), children_of("self")
     if pids:
         _send(control, {"type": "failed", "kind": "processes", "detail": f"importing started {len(pids)} process(es)"})
         os._exit(1)

@@ -34,7 +34,7 @@ from readie.errors import RuntimeUnavailable
 from readie.manifest import Host
 from readie.units import MB
 from worker import executor
-from worker.executor import Header, anonymous_bytes, reap_group
+from worker.executor import Header, anonymous_bytes, children_of, reap_group
 from worker.runtime import CheckpointSpec, Description, Folder, Saved, SaveFailed, StartFailed, remove_tree, write_spec
 
 RUNTIME_VERSION = "1"  # of this file's way to fork
@@ -347,13 +347,9 @@ def descendants(pid: int) -> list[int]:
     found = []
     waiting = [pid]
     while waiting:
-        parent = waiting.pop()
-        with contextlib.suppress(OSError):
-            for task in os.listdir(f"/proc/{parent}/task"):  # noqa: PTH208 - twenty times a second for each sandbox
-                with contextlib.suppress(OSError), open(f"/proc/{parent}/task/{task}/children", "rb") as file:  # noqa: PTH123
-                    pids = [int(child) for child in file.read().split()]
-                found += pids
-                waiting += pids
+        pids = children_of(waiting.pop())
+        found += pids
+        waiting += pids
     return found
 
 
