@@ -49,7 +49,7 @@ class Description(msgspec.Struct, frozen=True):
 
 
 class ProbeFailure(msgspec.Struct, frozen=True):
-    kind: Literal["raised", "exit", "signal", "timeout", "memory", "no-result"]
+    kind: str  # raised, exit, signal, timeout, memory, no-result; threads for a capture
     detail: str = ""
 
 

@@ -1,0 +1,487 @@
+"""`readie-pipeline`: from example code to a catalogue of checkpoints."""
+
+import fcntl
+import math
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import msgspec
+import typer
+
+from pipeline import capture as capturing
+from pipeline.analyze import Measurements, read_measurements
+from pipeline.analyze import analyze as run_analysis
+from pipeline.capture import PlanOptions, plan_checkpoints
+from pipeline.corpus import Corpus, ImportSet, collect_corpus, read_corpus, write_corpus
+from pipeline.plan import Limits, find_planner
+from pipeline.processes import Sandbox
+from pipeline.progress import say, stage
+from pipeline.report import report_generation, write_plan_text, write_text
+from pipeline.verify import verify as run_verification
+from pipeline.verify import write_verification
+from readie.errors import BadFile, BadSetting, NeedsGpu, ReadieError, RuntimeUnavailable, Unavailable, UsageError
+from readie.flavor import Flavor, parse_flavor
+from readie.units import MAX_ALPHA, parse_size
+
+app = typer.Typer(
+    name="readie-pipeline",
+    help="From example code to a catalogue: corpus, analyze, plan, capture; or all of it: generation.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+OutOption = Annotated[
+    Path, typer.Option("--out", envvar="PIPELINE_OUT", help="The work folder: everything is written into it.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+FlavorOption = Annotated[str, typer.Option("--flavor", envvar="FLAVOR", help="cpu, or gpu on a host with a GPU.")]
+RootfsOption = Annotated[
+    Path, typer.Option("--rootfs", envvar="ROOTFS", help="The root filesystem: a folder with its own bin/python.")
+]
+MeasuredRootfsOption = Annotated[
+    Path | None,
+    typer.Option("--rootfs", envvar="ROOTFS", help="The root filesystem of the sandboxes; default: the one measured."),
+]
+RuntimeOption = Annotated[
+    str, typer.Option("--runtime", envvar="RUNTIME", help="fork: forked processes, no isolation. runsc: gVisor.")
+]
+CorpusOption = Annotated[
+    Path | None, typer.Option("--corpus", help="The import sets; default: corpus.jsonl in the work folder.")
+]
+TimeoutOption = Annotated[
+    float, typer.Option("--timeout", envvar="PIPELINE_TIMEOUT", min=0.1, help="Seconds that one import may take.")
+]
+MemoryOption = Annotated[
+    str, typer.Option("--memory", envvar="PIPELINE_MEMORY", help="What one import may use, such as 4Gi.")
+]
+RepeatsOption = Annotated[
+    int, typer.Option("--repeats", envvar="PIPELINE_REPEATS", min=1, max=1000, help="How often each module is timed.")
+]
+MinutesOption = Annotated[
+    float | None,
+    typer.Option(
+        "--minutes",
+        envvar="PIPELINE_MINUTES",
+        min=0,
+        help="Stop measuring after this time; what is needed most and known least comes first.",
+    ),
+]
+PlannerOption = Annotated[str, typer.Option("--planner", envvar="PIPELINE_PLANNER", help="greedy, or fixed (--sets).")]
+SetsOption = Annotated[
+    Path | None, typer.Option("--sets", help="The sets of the fixed planner, one a line, written like corpus.jsonl.")
+]
+AlphaOption = Annotated[
+    float | None,
+    typer.Option(
+        "--alpha",
+        envvar="PIPELINE_ALPHA",
+        help="Seconds per MB; default: as last measured in the work folder, else a calibration.",
+    ),
+]
+MaxCheckpointsOption = Annotated[
+    int,
+    typer.Option(
+        "--max-checkpoints",
+        envvar="PIPELINE_MAX_CHECKPOINTS",
+        min=1,
+        max=10_000,
+        help="How many checkpoints at most, the empty one included.",
+    ),
+]
+SizeBudgetOption = Annotated[
+    float,
+    typer.Option("--size-budget-mb", envvar="PIPELINE_SIZE_BUDGET_MB", min=0, help="MB of all checkpoints together."),
+]
+CheckpointMbOption = Annotated[
+    float, typer.Option("--checkpoint-mb", envvar="PIPELINE_CHECKPOINT_MB", min=0, help="MB of one checkpoint.")
+]
+
+DEFAULT_OUT = Path("generation")
+LIMITS = Limits()
+
+
+# ---- what the options mean ----
+
+
+def check_flavor(text: str) -> Flavor:
+    """The flavor, if this host can build for it. Raises `BadFlavor`, `NeedsGpu`."""
+    flavor = parse_flavor(text)
+    if flavor is Flavor.GPU and not (Path("/dev/nvidiactl").exists() and any(Path("/dev").glob("nvidia[0-9]*"))):
+        raise NeedsGpu("flavor gpu is built on a host with /dev/nvidiactl and /dev/nvidia0, and this one has none")
+    return flavor
+
+
+def choose_sandbox(rootfs: Path, runtime: str, timeout: float = 60.0, memory: str = "4Gi") -> Sandbox:
+    """Raises `UsageError`, `RuntimeUnavailable`."""
+    if runtime not in {"fork", "runsc"}:
+        raise BadSetting(f"{runtime!r} is not a runtime", "Use fork or runsc.")
+    if runtime == "runsc":
+        raise RuntimeUnavailable("the runsc runtime is not built yet", "Use --runtime fork.")
+    if not (rootfs / "bin" / "python").exists():
+        missing = "it has no bin/python" if rootfs.is_dir() else "no such folder"
+        raise BadFile(f"{rootfs}: {missing}", "Give a root filesystem with a Python of its own with --rootfs.")
+    parse_size(memory)
+    return Sandbox(rootfs, "fork", check_number("--timeout", timeout), memory)
+
+
+def check_number(name: str, number: float, least: float = 0.0, most: float = 1e9) -> float:
+    """`number`, if it is within the bounds; NaN never is. Raises `BadSetting`."""
+    if not (math.isfinite(number) and least <= number <= most):
+        raise BadSetting(f"{name} {number:g} is out of range", f"Give a number from {least:g} to {most:g}.")
+    return number
+
+
+def choose_options(
+    *,
+    planner: str,
+    sets: Path | None,
+    alpha: float | None,
+    max_checkpoints: int,
+    budget_mb: float,
+    checkpoint_mb: float,
+) -> PlanOptions:
+    """Raises `UsageError`."""
+    find_planner(planner)
+    if (planner == "fixed") != (sets is not None):
+        raise UsageError("--sets and --planner fixed go together", "Give both, or none of them.")
+    limits = Limits(
+        max_checkpoints,
+        check_number("--size-budget-mb", budget_mb),
+        check_number("--checkpoint-mb", checkpoint_mb),
+    )
+    if alpha is not None and not 1e-9 <= alpha <= MAX_ALPHA:
+        raise BadSetting(f"--alpha {alpha:g} is out of range", f"Give seconds per MB, from 1e-9 to {MAX_ALPHA}.")
+    return PlanOptions(planner, limits, alpha, read_sets(sets) if sets else ())
+
+
+class _Set(msgspec.Struct):
+    modules: list[str]
+
+
+def read_sets(path: Path) -> tuple[tuple[str, ...], ...]:
+    """The sets of the fixed planner, in the order of the file. Raises `BadFile`."""
+    try:
+        lines = msgspec.json.Decoder(_Set).decode_lines(path.read_bytes())
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BadFile(f"{path}: {error}", 'Write one set a line: {"modules": ["numpy", "pandas"]}.') from error
+    return tuple(tuple(line.modules) for line in lines)
+
+
+@contextmanager
+def work_folder(out: Path) -> Iterator[Path]:
+    """The folder, made and locked: two runs would mix their files. Raises `BadFile`, `Unavailable`."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        file = (out / ".lock").open("w")
+    except OSError as error:
+        raise BadFile(f"{out}: {error.strerror}", "Give another folder with --out.") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise Unavailable(
+                f"another readie-pipeline works in {out}", "Wait for it, or give another --out."
+            ) from error
+        yield out
+
+
+def find_corpus(out: Path, corpus: Path | None) -> list[ImportSet]:
+    return read_corpus(corpus or out / "corpus.jsonl")
+
+
+def find_measurements(out: Path, flavor: Flavor) -> Measurements:
+    """Raises `BadFile`."""
+    path = out / "measurements.parquet"
+    if not path.exists():
+        raise BadFile(f"{path}: no such file", "Measure first with readie-pipeline analyze.")
+    measurements = read_measurements(path)
+    if measurements.info.flavor is not flavor:
+        raise BadFile(f"{path} is of flavor {measurements.info.flavor}", f"Measure again with --flavor {flavor}.")
+    return measurements
+
+
+def print_json(record: Any) -> None:
+    print(msgspec.json.encode(record).decode())
+
+
+def print_lines(lines: Sequence[str]) -> None:
+    print("\n".join(lines))
+
+
+# ---- the commands ----
+
+
+@app.command()
+def corpus(
+    *,
+    paths: Annotated[list[Path], typer.Argument(help="Python files, notebooks, Markdown pages, and folders of them.")],
+    out: OutOption = DEFAULT_OUT,
+    as_json: JsonOption = False,
+) -> None:
+    """Collect the import sets of example code; nothing of it is run.
+
+    Example: readie-pipeline corpus examples notebooks/first.ipynb --out generation
+    """
+    with work_folder(out):
+        found = collect(paths, out)
+    if as_json:
+        print_json(
+            {
+                "sets": len(found.sets),
+                "files": found.files,
+                "without_imports": found.without_imports,
+                "errors": [str(error) for error in found.errors],
+                "over_limit": found.over_limit,
+            }
+        )
+    else:
+        print_lines(describe_corpus(found))
+
+
+def collect(paths: Sequence[Path], out: Path) -> Corpus:
+    """Raises `BadFile`, also where nothing asks for anything."""
+    found = collect_corpus(paths)
+    if not found.sets:
+        raise BadFile(
+            f"{', '.join(map(str, paths))}: none of {found.files} files imports anything but the standard library",
+            "Give folders with example code.",
+        )
+    write_corpus(found, out / "corpus.jsonl")
+    return found
+
+
+def describe_corpus(found: Corpus) -> list[str]:
+    requests = sum(one.count for one in found.sets)
+    lines = [f"{found.files} files: {len(found.sets)} import sets, asked for {requests} times"]
+    lines += [f"  not read: {error}" for error in found.errors]
+    lines += [f"  over 10 MB, not read: {path}" for path in found.over_limit]
+    return lines
+
+
+@app.command()
+def analyze(
+    *,
+    rootfs: RootfsOption,
+    out: OutOption = DEFAULT_OUT,
+    flavor: FlavorOption = "cpu",
+    runtime: RuntimeOption = "fork",
+    corpus: CorpusOption = None,
+    repeats: RepeatsOption = 3,
+    minutes: MinutesOption = None,
+    timeout: TimeoutOption = 60.0,
+    memory: MemoryOption = "4Gi",
+    as_json: JsonOption = False,
+) -> None:
+    """Import everything in fresh processes, and measure what each module costs. Goes on where it was stopped.
+
+    Example: readie-pipeline analyze --rootfs rootfs --out generation
+    """
+    kind = check_flavor(flavor)
+    sandbox = choose_sandbox(rootfs, runtime, timeout, memory)
+    with work_folder(out):
+        sets = find_corpus(out, corpus)
+        measurements = run_analysis(sandbox, sets, out, flavor=kind, repeats=repeats, minutes=minutes)
+    info = measurements.info
+    if as_json:
+        print_json({"modules": len(measurements.items), **msgspec.to_builtins(info)})
+        return
+    print(f"{len(measurements.items)} modules measured, {len(info.failures)} could not be imported")
+    print_lines([f"  {failure.module}: {failure.detail}" for failure in info.failures] or ["  every root was imported"])
+    for warning in info.warnings:
+        say(f"warning: {warning}")
+
+
+@app.command()
+def plan(
+    *,
+    out: OutOption = DEFAULT_OUT,
+    flavor: FlavorOption = "cpu",
+    rootfs: MeasuredRootfsOption = None,
+    runtime: RuntimeOption = "fork",
+    corpus: CorpusOption = None,
+    planner: PlannerOption = "greedy",
+    sets: SetsOption = None,
+    alpha: AlphaOption = None,
+    max_checkpoints: MaxCheckpointsOption = LIMITS.max_checkpoints,
+    size_budget_mb: SizeBudgetOption = LIMITS.size_budget_mb,
+    checkpoint_mb: CheckpointMbOption = LIMITS.checkpoint_mb,
+    as_json: JsonOption = False,
+) -> None:
+    """Choose the checkpoints that make all requests of the corpus cheapest together.
+
+    Example: readie-pipeline plan --out generation --checkpoint-mb 150
+    """
+    kind = check_flavor(flavor)
+    options = choose_options(
+        planner=planner,
+        sets=sets,
+        alpha=alpha,
+        max_checkpoints=max_checkpoints,
+        budget_mb=size_budget_mb,
+        checkpoint_mb=checkpoint_mb,
+    )
+    with work_folder(out):
+        measurements = find_measurements(out, kind)
+        sandbox = choose_sandbox(rootfs or Path(measurements.info.rootfs), runtime)
+        chosen, _ = plan_checkpoints(sandbox, measurements, find_corpus(out, corpus), out, options, again=True)
+    if as_json:
+        print_json(chosen)
+        return
+    print_lines(write_plan_text(chosen))
+    for warning in chosen.warnings:
+        say(f"warning: {warning}")
+
+
+@app.command()
+def capture(
+    *,
+    out: OutOption = DEFAULT_OUT,
+    flavor: FlavorOption = "cpu",
+    rootfs: MeasuredRootfsOption = None,
+    runtime: RuntimeOption = "fork",
+    corpus: CorpusOption = None,
+    planner: PlannerOption = "greedy",
+    sets: SetsOption = None,
+    alpha: AlphaOption = None,
+    max_checkpoints: MaxCheckpointsOption = LIMITS.max_checkpoints,
+    size_budget_mb: SizeBudgetOption = LIMITS.size_budget_mb,
+    checkpoint_mb: CheckpointMbOption = LIMITS.checkpoint_mb,
+    as_json: JsonOption = False,
+) -> None:
+    """Plan (unless a plan of the same input is there), capture, restore and time the checkpoints, write the catalogue.
+
+    Example: readie-pipeline capture --out generation --rootfs rootfs
+    """
+    kind = check_flavor(flavor)
+    options = choose_options(
+        planner=planner,
+        sets=sets,
+        alpha=alpha,
+        max_checkpoints=max_checkpoints,
+        budget_mb=size_budget_mb,
+        checkpoint_mb=checkpoint_mb,
+    )
+    with work_folder(out):
+        measurements = find_measurements(out, kind)
+        sandbox = choose_sandbox(rootfs or Path(measurements.info.rootfs), runtime)
+        finish(sandbox, measurements, find_corpus(out, corpus), out, options, as_json=as_json)
+
+
+def finish(
+    sandbox: Sandbox,
+    measurements: Measurements,
+    sets: Sequence[ImportSet],
+    out: Path,
+    options: PlanOptions,
+    *,
+    as_json: bool,
+) -> None:
+    """Plan, capture, report."""
+    chosen, carried = plan_checkpoints(sandbox, measurements, sets, out, options, again=False)
+    manifest = capturing.capture(sandbox, measurements, chosen, carried, out)
+    report = report_generation(out, measurements, chosen, manifest)
+    if as_json:
+        print_json(report)
+    else:
+        print(write_text(report, measurements))
+
+
+@app.command()
+def generation(
+    paths: Annotated[
+        list[Path] | None, typer.Argument(help="Example code; default: corpus.jsonl in the work folder.")
+    ] = None,
+    *,
+    rootfs: RootfsOption,
+    out: OutOption = DEFAULT_OUT,
+    flavor: FlavorOption = "cpu",
+    runtime: RuntimeOption = "fork",
+    repeats: RepeatsOption = 3,
+    minutes: MinutesOption = None,
+    timeout: TimeoutOption = 60.0,
+    memory: MemoryOption = "4Gi",
+    planner: PlannerOption = "greedy",
+    sets: SetsOption = None,
+    alpha: AlphaOption = None,
+    max_checkpoints: MaxCheckpointsOption = LIMITS.max_checkpoints,
+    size_budget_mb: SizeBudgetOption = LIMITS.size_budget_mb,
+    checkpoint_mb: CheckpointMbOption = LIMITS.checkpoint_mb,
+    as_json: JsonOption = False,
+) -> None:
+    """Do all of it: corpus, analyze, plan, capture, report. Stopped and started again, it goes on where it was.
+
+    Example: readie-pipeline generation --rootfs rootfs --out generation examples
+    """
+    kind = check_flavor(flavor)
+    sandbox = choose_sandbox(rootfs, runtime, timeout, memory)
+    options = choose_options(
+        planner=planner,
+        sets=sets,
+        alpha=alpha,
+        max_checkpoints=max_checkpoints,
+        budget_mb=size_budget_mb,
+        checkpoint_mb=checkpoint_mb,
+    )
+    with work_folder(out):
+        if paths:
+            with stage("Collecting import sets"):
+                for line in describe_corpus(collect(paths, out)):
+                    say(f"  {line}")
+        found = find_corpus(out, None)
+        measurements = run_analysis(sandbox, found, out, flavor=kind, repeats=repeats, minutes=minutes)
+        finish(sandbox, measurements, found, out, options, as_json=as_json)
+
+
+@app.command()
+def verify(
+    *,
+    out: OutOption = DEFAULT_OUT,
+    flavor: FlavorOption = "cpu",
+    rootfs: MeasuredRootfsOption = None,
+    runtime: RuntimeOption = "fork",
+    corpus: CorpusOption = None,
+    sample: Annotated[int, typer.Option(min=1, max=100_000, help="Modules, and import sets, to check.")] = 20,
+    seed: Annotated[int, typer.Option(help="Of the random choice.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Import a random sample whole, in fresh processes, and compare with what was predicted.
+
+    Example: readie-pipeline verify --out generation --sample 20 --seed 7
+    """
+    kind = check_flavor(flavor)
+    with work_folder(out):
+        measurements = find_measurements(out, kind)
+        sandbox = choose_sandbox(rootfs or Path(measurements.info.rootfs), runtime)
+        result = run_verification(sandbox, measurements, find_corpus(out, corpus), sample, seed)
+    if as_json:
+        print_json(result)
+    else:
+        print_lines(write_verification(result))
+
+
+def main() -> None:
+    """Entry of the console script. Known errors become one message: exit 2 for usage, 1 for failure."""
+    try:
+        code = app(standalone_mode=False)
+    except ReadieError as error:
+        print(f"readie-pipeline: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, UsageError) else 1)
+    except click.ClickException as error:
+        error.show(sys.stderr)
+        sys.exit(2)
+    except (KeyboardInterrupt, click.Abort):
+        print("readie-pipeline: stopped; started again, it goes on from here", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        os._exit(1)  # whoever read the output has gone
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()
