@@ -19,10 +19,11 @@ import sys
 import threading
 import time
 import types
+from collections import ChainMap
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
+from typing import Annotated, Any, ClassVar, Generic, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
 import cloudpickle
 import httpx
@@ -242,8 +243,16 @@ def _name(function: Any) -> str:
 _PICKLING = threading.RLock()  # which modules go by value is known to the whole process
 
 
+def _reduce_code(code: types.CodeType) -> Any:
+    """A code object with its file's name, which cloudpickle leaves out and a remote traceback needs."""
+    kind, parts = cloudpickle.Pickler.dispatch_table[types.CodeType](code)
+    return kind, tuple(code.co_filename if part == "<dynamic-code>" else part for part in parts)
+
+
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle, which also sends functions and classes of local modules by value, wherever it meets them."""
+
+    dispatch_table: ClassVar[Any] = ChainMap({types.CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
 
     def __init__(self, file: io.BytesIO, members: Mapping[str, set[str] | None]) -> None:
         super().__init__(file)

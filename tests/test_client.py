@@ -579,6 +579,7 @@ class TestResults:
         note = error.value.__notes__[0]
         assert note.startswith("\nRemote traceback of TestResults.")
         assert "on w1:" in note
+        assert f'{__file__}", line ' in note
         assert "in fail" in note
         assert note.endswith("Oddity: ('no', 7)")
 
