@@ -111,6 +111,7 @@ class Hook:
         self.active = True
         self.stacks: dict[int, list[Frame]] = {}
         self.asks: dict[str, dict[str, None]] = {}  # dicts as ordered sets
+        self.baseline = set(sys.modules)
         self.figures: dict[str, int] = {}
         # In nanoseconds or kB; edges need neither.
         self.gauge: Callable[[], int] = clock
@@ -139,7 +140,7 @@ class Hook:
             self.hook_asking()
 
     def measure(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Calls `function` as the loading of `name`. One that fails is no module: its own share stays with its importer."""
+        """Calls `function` as the loading of `name`. One that fails is no module: what is its own stays with its importer."""
         entered = self.gauge()
         stack = self.stack()
         frame = Frame(name)
@@ -150,6 +151,8 @@ class Hook:
         except BaseException:
             stack.pop()
             stack[-1].within += frame.within
+            for asked in self.asks.pop(name, ()):
+                self.ask(asked)
             raise
         own = self.gauge() - started - frame.within
         stack.pop()
@@ -184,9 +187,9 @@ class Hook:
     # -- edges --
 
     def ask(self, name: str) -> None:
-        """Notes that the body being executed asked for `name`."""
+        """Notes that the body being executed asked for `name`, if that is not there in every start."""
         importer = self.stack()[-1].name
-        if importer and importer != name:
+        if importer and importer != name and name not in self.baseline:
             self.asks.setdefault(importer, {})[name] = None
 
     def hook_asking(self) -> None:
