@@ -3,9 +3,11 @@
 import errno
 import logging
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, TypeVar
@@ -15,10 +17,9 @@ import msgspec
 import structlog
 import typer
 import uvicorn
-from readie.projection import load_catalogue
 from rich.console import Console
 from rich.table import Table
-from sqlalchemy import Connection, make_url
+from sqlalchemy import Connection
 
 from app.api.catalogues import read_summaries
 from app.api.workers import read_workers
@@ -40,11 +41,10 @@ from readie.errors import (
     problem_from,
 )
 from readie.flavor import parse_flavor
+from readie.projection import load_catalogue
 from readie.settings import read_settings
 from readie.units import parse_size
 from readie.wire import CatalogueSummary, ExplainRequest, Explanation, Problem, WorkerView
-
-DEFAULT_ROUTER = "http://127.0.0.1:8700"
 
 app = typer.Typer(
     help="The Readie router: it places calls on workers, each on the checkpoint that costs least.",
@@ -89,8 +89,7 @@ def serve(
     """Serve the API until stopped; catalogues of CATALOGUE_DIR are imported at start."""
     _log_to_stderr(logging.INFO)
     settings = _settings(database, ROUTER_HOST=host, ROUTER_PORT=port)
-    with _listen(settings) as listener:
-        opened = open_database(settings.database_url)
+    with _listen(settings) as listener, closing(open_database(settings.database_url)) as opened:
         wake_ups = WakeUps()
         application = create_app(settings, opened, wake_ups)
         _bring_up_to_date(opened, settings, wanted=migrate_first)
@@ -105,7 +104,6 @@ def serve(
         )
         structlog.get_logger().info("serving", host=address, port=bound_port)
         _Server(config, wake_ups).run(sockets=[listener])
-        opened.close()
 
 
 class _Server(uvicorn.Server):
@@ -115,9 +113,11 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self.wake_ups = wake_ups
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+    def handle_exit(self, sig: int, _frame: FrameType | None) -> None:
+        # Not uvicorn's own: it would raise the signal again after the shutdown, and the process end by that.
         self.wake_ups.close()
-        super().handle_exit(sig, frame)
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
 
 
 def _listen(settings: RouterSettings) -> socket.socket:
@@ -127,9 +127,12 @@ def _listen(settings: RouterSettings) -> socket.socket:
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(1024)
+        with ExitStack() as on_failure:
+            on_failure.enter_context(listener)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(1024)
+            on_failure.pop_all()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise PortTaken(where) from error
@@ -141,9 +144,8 @@ def _listen(settings: RouterSettings) -> socket.socket:
 def upgrade(database: DatabaseUrl = None) -> None:
     """Bring the database to this version's schema."""
     settings = _settings(database)
-    opened = open_database(settings.database_url)
-    migrate(opened)
-    opened.close()
+    with closing(open_database(settings.database_url)) as opened:
+        migrate(opened)
     print("The database is up to date.")
 
 
@@ -153,6 +155,8 @@ def import_file(
 ) -> None:
     """Import a catalogue and make it the active one of its flavor."""
     settings = _settings(database)
+    if not file.is_file():
+        raise BadFile(f"{file}: no such file", "Name a catalogue document, such as generation/cpu/catalogue.json.")
     try:
         catalogue = load_catalogue(file)
     except OSError as error:
@@ -164,9 +168,9 @@ def import_file(
     except DatabaseInUse as error:
         way_out = "Put the file into the router's CATALOGUE_DIR and start it again, or stop it before you import."
         raise DatabaseInUse(error.detail, way_out) from error
-    _bring_up_to_date(opened, settings)
-    import_catalogue(opened, catalogue)
-    opened.close()
+    with closing(opened):
+        _bring_up_to_date(opened, settings)
+        import_catalogue(opened, catalogue)
     print(
         f"{catalogue.flavor}: active is {catalogue.sha256[:12]}, generation {catalogue.generation[:12]}, "
         f"{len(catalogue.keys)} items, {len(catalogue.checkpoints)} checkpoints"
@@ -299,25 +303,21 @@ def _read(
     """The answer of the database, or of a router: the one that was named, or the one that has the file open."""
     if router is not None:
         return _ask(router, settings, route, kind)
-    url = make_url(settings.database_url)
-    if url.drivername == "duckdb" and url.database and not Path(url.database).exists():
+    file = settings.database_url.removeprefix("duckdb:///").partition("?")[0]
+    if settings.database_url.startswith("duckdb:///") and not Path(file).exists():  # opening it would create it
         raise DatabaseUnavailable(
-            f"{url.database}: no such file",
-            "Start a router with readie-router serve, or name the file in DATABASE_URL.",
+            f"{file}: no such file", "Start a router with readie-router serve, or name the file in DATABASE_URL."
         )
     try:
         opened = open_database(settings.database_url)
     except DatabaseInUse:
-        _say(
-            f"{url.database} is open in another process: asking the router at {DEFAULT_ROUTER} (--router names another)"
-        )
-        return _ask(DEFAULT_ROUTER, settings, route, kind)
-    try:
+        router = f"http://{settings.host}:{settings.port}"
+        _say(f"{file} is open in another process: asking the router at {router} (--router names another)")
+        return _ask(router, settings, route, kind)
+    with closing(opened):
         check_schema(opened)
         with opened.reading() as connection:
             return from_database(connection)
-    finally:
-        opened.close()
 
 
 def _ask(
@@ -329,7 +329,9 @@ def _ask(
         headers["Authorization"] = f"Bearer {settings.auth_token}"
     content = None if body is None else msgspec.json.encode(body)
     try:
-        response = httpx.request(method, router.rstrip("/") + path, headers=headers, content=content, timeout=30)
+        url = httpx.URL(router.rstrip("/") + path)
+        here = url.host in {"127.0.0.1", "::1", "localhost"}  # no proxy can reach it
+        response = httpx.request(method, url, headers=headers, content=content, timeout=30, trust_env=not here)
         if response.is_success:
             return msgspec.json.decode(response.content, type=kind)
         problem = msgspec.json.decode(response.content, type=Problem)
@@ -358,7 +360,8 @@ def _print_explanation(explanation: Explanation) -> None:
                 + (f"stands for {match.item}" if match.item else "matches no item, counts nowhere")
             )
     for skipped in explanation.skipped:
-        print(f"  {skipped.requirement}: skipped, {skipped.installed or 'it'} is there")
+        why = skipped.reason or f"{skipped.installed or 'it'} is there"
+        print(f"  {skipped.requirement}: skipped, {why}")
     for kept in explanation.kept:
         print(f"  {kept.requirement}: installed for the call, {kept.reason}")
     table = Table("option", "size s", "missing s", "total s", "")
@@ -419,6 +422,9 @@ def main() -> None:
     except ReadieError as error:
         _say(f"readie-router: {error}")
         sys.exit(2 if isinstance(error, UsageError) else 1)
+    except Exception as error:  # noqa: BLE001  a fault of ours; its first line says enough to report it
+        _say(f"readie-router: internal error: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+        sys.exit(1)
 
 
 if __name__ == "__main__":

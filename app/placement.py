@@ -11,7 +11,6 @@ from math import ceil
 from typing import Any
 from uuid import uuid4
 
-from readie.requirements import parse_requirement, split_requirements
 from sqlalchemy import Connection, RowMapping
 
 from app.catalogue import list_checkpoints, read_distributions
@@ -21,6 +20,7 @@ from app.settings import RouterSettings
 from app.sql import statement
 from readie.errors import BadBudget, BadRequest, NoCapacity, NoWorkers, SessionsUnavailable, UnknownCheckpoint
 from readie.flavor import Flavor
+from readie.requirements import parse_requirement, split_requirements
 from readie.units import ns_to_seconds
 from readie.wire import CallPlaced, CallRequest, KeptPackage, Placement, SkippedPackage
 
@@ -313,7 +313,7 @@ def _placement_columns(call_id: str, attempt: int, worker: RowMapping, start: St
 
 def _insert_packages(connection: Connection, call_id: str, start: Start) -> None:
     rows: list[tuple[str, bool, str | None, str]] = [
-        *((package.requirement, True, package.installed, "the root filesystem has it") for package in start.skipped),
+        *((package.requirement, True, package.installed, package.reason) for package in start.skipped),
         *((package.requirement, False, package.installed, package.reason) for package in start.kept),
     ]
     if rows:

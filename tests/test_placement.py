@@ -6,12 +6,15 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import text
+from packaging.markers import default_environment
+from sqlalchemy import exc, text
 
+from app.catalogue import import_catalogue
 from app.database import Database
 from app.liveness import report_status
 from app.placement import WorkerFilled, place_call
 from app.settings import RouterSettings
+from readie.document import Catalogue
 from readie.errors import (
     BadBudget,
     BadRequest,
@@ -20,12 +23,14 @@ from readie.errors import (
     NoWorkers,
     ReadieError,
     SessionsUnavailable,
+    UnknownCheckpoint,
     problems,
 )
 from readie.flavor import Flavor
 from readie.settings import Bytes
-from readie.wire import CallPlaced, CallRequest, SandboxStatus, WorkerStatus
+from readie.wire import CallPlaced, CallRequest, HeldGeneration, SandboxStatus, WorkerStatus
 from tests import placement_oracle as oracle
+from tests.catalogues import make_worked_example, read
 
 GIB = 2**30
 SETTINGS = RouterSettings()
@@ -37,7 +42,7 @@ def status(**changes: Any) -> WorkerStatus:
 
 
 def gpu_status(**changes: Any) -> WorkerStatus:
-    return status(flavor=Flavor.GPU, **({"gpu_total": 16 * GIB} | changes))
+    return status(**({"flavor": Flavor.GPU, "gpu_total": 16 * GIB} | changes))
 
 
 def call(**changes: Any) -> CallRequest:
@@ -57,6 +62,20 @@ def place(database: Database, request: CallRequest, router: RouterSettings = SET
 def rows(database: Database, query: str) -> list[Any]:
     with database.reading() as connection:
         return list(connection.execute(text(query)).mappings())
+
+
+def prepare(database: Database, document: dict[str, Any]) -> Catalogue:
+    """Imports and activates a catalogue."""
+    catalogue = read(document)
+    import_catalogue(database, catalogue)
+    return catalogue
+
+
+def holding(catalogue: Catalogue, *checkpoint_ids: str) -> dict[str, Any]:
+    """What a worker reports that holds these checkpoints of a catalogue (none named: all)."""
+    ids = list(checkpoint_ids) or [checkpoint.checkpoint_id for checkpoint in catalogue.checkpoints]
+    held = HeldGeneration(generation=catalogue.generation, checkpoint_ids=ids, restore_fixed=0.02, cold_fixed=0.1)
+    return {"flavor": catalogue.flavor, "generations": [held]}
 
 
 def forget_everything(database: Database) -> None:
@@ -97,7 +116,7 @@ requests = st.builds(
 )
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     workers=st.dictionaries(worker_ids, statuses, max_size=4),
     calls=st.lists(requests, min_size=1, max_size=6),
@@ -300,3 +319,154 @@ def test_the_same_state_gives_the_same_placement(database: Database) -> None:
         report(database, worker_id, status(memory_total=4 * GIB))
 
     assert [place(database, call()).placement.worker_id for _ in range(4)] == ["B", "a", "b", "B"]
+
+
+# ---- the checkpoint ----
+
+
+def test_the_cheapest_checkpoint_is_chosen_and_the_start_predicted(database: Database) -> None:
+    """The worked example: B costs 0.48 s, a cold start 0.70 s; predicted is the cost and the worker's fixed part."""
+    catalogue = prepare(database, make_worked_example())
+    report(database, "w", status(**holding(catalogue)))
+    placed = place(database, call(modules=["pandas.DataFrame", "nowhere"]))
+
+    placement = placed.placement
+    assert (placement.checkpoint_id, placement.generation) == ("B", catalogue.generation)
+    assert (placement.cost, placement.cold_cost, placement.predicted_ready) == (0.48, 0.7, 0.5)
+    assert placed.unmatched == ["nowhere"]
+    modules = rows(database, "SELECT module, item FROM call_modules ORDER BY position")
+    assert [tuple(row.values()) for row in modules] == [("pandas.DataFrame", "pandas"), ("nowhere", None)]
+
+
+def test_a_cold_start_that_is_asked_for(database: Database) -> None:
+    """cold=True asks for no checkpoint; what the start takes is predicted all the same."""
+    catalogue = prepare(database, make_worked_example())
+    report(database, "w", status(**holding(catalogue)))
+    placement = place(database, call(modules=["pandas"], cold=True)).placement
+
+    assert (placement.checkpoint_id, placement.cost, placement.predicted_ready) == (None, 0.7, 0.8)
+
+
+def test_without_a_catalogue_a_call_starts_cold(database: Database) -> None:
+    """A worker that holds the generation of no catalogue starts everything cold, and the answer says why."""
+    prepare(database, make_worked_example())
+    report(database, "w", status())
+    placement = place(database, call(modules=["pandas"])).placement
+
+    assert (placement.checkpoint_id, placement.cost) == (None, None)
+    assert placement.reason == "cold: worker w holds no generation of a cpu catalogue"
+
+
+def test_checkpoints_that_the_worker_does_not_hold_are_no_options(database: Database) -> None:
+    """The cheapest of those that it holds."""
+    catalogue = prepare(database, make_worked_example())
+    report(database, "w", status(**holding(catalogue, "A")))
+
+    assert place(database, call(modules=["pandas"])).placement.checkpoint_id == "A"
+
+
+def test_checkpoints_that_exceed_the_budget_are_no_options(database: Database) -> None:
+    """A checkpoint and the runtime's base have to fit into the call's memory."""
+    catalogue = prepare(database, make_worked_example())
+    report(database, "w", status(base_memory=10_000_000, **holding(catalogue)))
+
+    assert place(database, call(modules=["pandas"], memory=90_000_000)).placement.checkpoint_id == "B"
+    assert place(database, call(modules=["pandas"], memory=89_999_999)).placement.checkpoint_id == "A"
+
+
+def test_a_gpu_worker_gets_checkpoints_of_its_own_catalogue_only(database: Database) -> None:
+    """A cpu call that spills to a gpu worker starts from a gpu checkpoint; so does a GPU call."""
+    prepare(database, make_worked_example())
+    gpu = prepare(database, make_worked_example(flavor="gpu"))
+    report(database, "gpu", gpu_status(**holding(gpu)))
+
+    for asked in ({}, {"gpu_memory": 1}):
+        placement = place(database, call(modules=["pandas"], **asked)).placement
+        assert (placement.flavor, placement.generation, placement.checkpoint_id) == ("gpu", gpu.generation, "B")
+    flavors = rows(database, "SELECT checkpoint_flavor FROM leases")
+    assert [row["checkpoint_flavor"] for row in flavors] == ["gpu", "gpu"]
+
+
+def test_a_gpu_worker_that_holds_cpu_checkpoints_starts_cold(database: Database) -> None:
+    """A generation of the other flavor is none, even if a worker claims to hold it."""
+    cpu = prepare(database, make_worked_example())
+    report(database, "gpu", gpu_status(**holding(cpu) | {"flavor": Flavor.GPU}))
+
+    assert place(database, call(modules=["pandas"])).placement.checkpoint_id is None
+
+
+def test_the_tables_refuse_a_checkpoint_of_another_flavor(database: Database) -> None:
+    """Whatever the code does: no lease and no call joins a cpu checkpoint and a gpu worker."""
+    catalogue = prepare(database, make_worked_example())
+    report(database, "w", status(**holding(catalogue)))
+    place(database, call(modules=["pandas"]))
+
+    for table in ("leases", "calls"):
+        with pytest.raises(exc.SQLAlchemyError, match="checkpoint_flavor"), database.transaction() as connection:
+            connection.execute(text(f"UPDATE {table} SET worker_flavor = 'gpu'"))
+
+
+def test_a_pinned_checkpoint_is_not_scored(database: Database) -> None:
+    """A listed checkpoint is sent as asked for, held or not; no cost is worked out."""
+    catalogue = prepare(database, make_worked_example())
+    report(database, "w", status(**holding(catalogue, "A")))
+    placement = place(database, call(modules=["pandas"], checkpoint_id="C")).placement
+
+    assert (placement.checkpoint_id, placement.cost, placement.reason) == ("C", None, "pinned")
+
+
+def test_a_pinned_checkpoint_that_is_not_listed(database: Database) -> None:
+    """The error says which ids there are, and nothing is kept of the call."""
+    catalogue = prepare(database, make_worked_example())
+    report(database, "w", status(**holding(catalogue)))
+
+    with pytest.raises(UnknownCheckpoint, match="checkpoint_9: the cpu catalogue lists A, B, C"):
+        place(database, call(checkpoint_id="checkpoint_9"))
+    assert rows(database, "SELECT * FROM calls") == []
+
+
+# ---- packages ----
+
+INSTALLED = {"numpy": "2.0.2", "pandas": "2.2.0"}
+
+
+def prepare_packages(database: Database) -> None:
+    """The worked example, its items owned by distributions of their names; a worker with Python 3.11."""
+    document = make_worked_example() | {"distributions": INSTALLED}
+    for key, item in document["items"].items():
+        item["distribution"] = key
+    catalogue = prepare(database, document)
+    markers = {name: str(value) for name, value in default_environment().items()} | {"python_version": "3.11"}
+    report(database, "w", status(markers=markers, **holding(catalogue)))
+
+
+def test_packages_are_split_by_the_worker_s_root_filesystem(database: Database) -> None:
+    """What it has is skipped with its version, markers are the worker's, the rest is for the agent to install."""
+    prepare_packages(database)
+    placed = place(database, call(packages=["NumPy>=2", "requests", "tomli; python_version < '3.11'"]))
+
+    assert (placed.skipped[0].requirement, placed.skipped[0].installed) == ("numpy>=2", "2.0.2")
+    assert [each.requirement for each in placed.kept] == ["requests"]
+    stored = rows(database, "SELECT requirement, skipped FROM call_packages ORDER BY requirement")
+    assert [tuple(row.values()) for row in stored] == [
+        ("numpy>=2", True),
+        ("requests", False),
+        ('tomli; python_version < "3.11"', True),
+    ]
+
+
+def test_a_kept_package_excludes_the_checkpoints_that_hold_it(database: Database) -> None:
+    """Pandas is to be installed in another version: no checkpoint that has loaded it is an option."""
+    prepare_packages(database)
+    placed = place(database, call(modules=["pandas"], packages=["pandas<2"]))
+
+    assert placed.placement.checkpoint_id == "A"
+    assert [(each.requirement, each.installed) for each in placed.kept] == [("pandas<2", "2.2.0")]
+
+
+def test_the_policy_names_skips_by_name_alone(database: Database) -> None:
+    """PACKAGES_POLICY=names: whatever the version."""
+    prepare_packages(database)
+    placed = place(database, call(packages=["pandas<2"]), RouterSettings(packages_policy="names"))
+
+    assert [(each.requirement, each.installed) for each in placed.skipped] == [("pandas<2", "2.2.0")]

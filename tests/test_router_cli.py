@@ -1,0 +1,352 @@
+"""`readie-router`: every command, every error that a user can cause, and a real process that serves."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import structlog
+
+from app.catalogue import import_catalogue
+from app.cli import main
+from app.database import Database, open_database
+from app.liveness import report_status
+from readie.flavor import Flavor
+from readie.wire import WorkerStatus
+from tests.catalogues import make_worked_example, read, write
+
+ROOT = Path(__file__).parent.parent
+SETTINGS = ["DATABASE_URL", "CATALOGUE_DIR", "ROUTER_HOST", "ROUTER_PORT", "ROUTER_URL", "AUTH_TOKEN", "WORKER_TOKEN"]
+STATUS = WorkerStatus(flavor=Flavor.CPU, state="ready", python="3.11.7", runtime="fork", memory_total=4 * 2**30)
+
+
+class Run:
+    """What a command line did: its exit code, its results, its talk."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+        assert "Traceback" not in err
+
+
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """No settings of the machine, a folder of its own, and the logs as they were afterwards."""
+    for name in SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Any:
+    """Runs `readie-router` with these arguments in this process."""
+
+    def run(*arguments: str, **environ: str) -> Run:
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(sys, "argv", ["readie-router", *arguments])
+        capfd.readouterr()
+        code: Any = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code or 0
+        out, err = capfd.readouterr()
+        return Run(code, out, err)
+
+    return run
+
+
+@pytest.fixture
+def filled(database: Database, database_url: str) -> str:
+    """The URL of a database with the worked example and a worker, open nowhere."""
+    import_catalogue(database, read(make_worked_example()))
+    with database.transaction() as connection:
+        report_status(connection, "w", STATUS)
+    database.close()
+    return database_url
+
+
+@contextmanager
+def serving(*arguments: str, **environ: str) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
+    """A router process on a free port: (process, URL, lines of its log so far)."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "app.cli", "serve", "--port", "0", *arguments],
+        env={name: value for name, value in os.environ.items() if name not in SETTINGS}
+        | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        | environ,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    lines: list[str] = []
+    ready = threading.Event()
+
+    def follow() -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            lines.append(line)
+            if "serving" in line:
+                ready.set()
+        ready.set()
+
+    reader = threading.Thread(target=follow)
+    reader.start()
+    try:
+        assert ready.wait(60)
+        port = re.search(r"port=(\d+)", "".join(lines))
+        assert port, "".join(lines)
+        yield process, f"http://127.0.0.1:{port[1]}", lines
+    finally:
+        process.kill()
+        process.wait()
+        reader.join()
+        if process.stderr is not None:
+            process.stderr.close()
+
+
+def ask(method: str, url: str, **options: Any) -> httpx.Response:
+    return httpx.request(method, url, trust_env=False, timeout=60, **options)
+
+
+# ---- what commands print ----
+
+
+@pytest.mark.parametrize("command", ["serve", "upgrade", "import", "explain", "catalogues", "workers"])
+def test_every_command_has_help_with_an_example(cli: Any, command: str) -> None:
+    """A sentence, the options with their environment variables, an example."""
+    run = cli(command, "--help", COLUMNS="200")
+
+    assert run.code == 0
+    assert "Example: readie-router" in run.out
+    assert "DATABASE_URL" in run.out
+
+
+def test_explain_shows_the_ranking(cli: Any, filled: str) -> None:
+    """Every option with its size term, missing seconds and total, cheapest first; what matched; what is missing."""
+    run = cli("explain", "pandas.DataFrame", "nowhere", "torch", "--memory", "100M", DATABASE_URL=filled)
+
+    assert run.code == 0
+    lines = [re.sub(r"[│┃|]", " ", line).split() for line in run.out.splitlines()]
+    rows = [line for line in lines if line[:1] in (["A"], ["B"], ["C"], ["cold"])]
+    assert [row[0] for row in rows[:4]] == ["B", "A", "cold", "C"]
+    assert rows[0] == ["B", "0.480000", "2.000000", "2.480000", "chosen"]
+    assert "no option" in " ".join(rows[3])
+    assert "pandas.DataFrame: stands for pandas" in run.out
+    assert "nowhere: matches no item" in run.out
+    assert ["2.000000", "torch"] in lines
+
+
+def test_explain_says_what_becomes_of_packages(cli: Any, filled: str) -> None:
+    """Skipped ones with the installed version, kept ones with the reason."""
+    run = cli("explain", "numpy", "--package", "dist", "--package", "requests", DATABASE_URL=filled)
+
+    assert "dist: skipped, 1.0 is there" in run.out
+    assert "requests: installed for the call, the root filesystem does not have it" in run.out
+
+
+def test_json_is_the_answer_of_the_api(cli: Any, filled: str) -> None:
+    """--json prints what a program reads, and nothing else."""
+    explained = json.loads(cli("explain", "pandas", "--json", DATABASE_URL=filled).out)
+    assert explained["options"][0] | {"items": []} == {
+        "checkpoint_id": "B",
+        "size": 0.48,
+        "missing": 0.0,
+        "total": 0.48,
+        "total_ns": 480000000,
+        "excluded": None,
+        "items": [],
+    }
+    assert [each["flavor"] for each in json.loads(cli("catalogues", "--json").out)] == ["cpu"]
+    assert [each["worker_id"] for each in json.loads(cli("workers", "--json").out)] == ["w"]
+
+
+def test_lists_are_tables(cli: Any, filled: str) -> None:
+    """Catalogues and workers, a line each."""
+    assert re.search(r"cpu.*yes.*0\.006.*3", cli("catalogues", DATABASE_URL=filled).out)
+    assert re.search(r"w.*cpu.*ready.*fork.*3\.11\.7.*0\.0 of 4\.0 GiB", cli("workers").out)
+
+
+def test_without_a_catalogue_explain_says_so(cli: Any, database: Database, database_url: str) -> None:
+    """A flavor without an active catalogue starts everything cold."""
+    database.close()
+
+    assert "no active catalogue" in cli("explain", "numpy", DATABASE_URL=database_url).out
+
+
+def test_import_makes_a_catalogue_active(cli: Any, database: Database, database_url: str, tmp_path: Path) -> None:
+    """The file is imported, and the same again only activated."""
+    database.close()
+    document = write(tmp_path / "catalogue.json", make_worked_example() | {"extra": 1})
+    for _ in range(2):
+        run = cli("import", str(document), DATABASE_URL=database_url)
+        assert (run.code, run.out.startswith("cpu: active is ")) == (0, True)
+        assert "extra" in run.err
+
+    assert [each["active"] for each in json.loads(cli("catalogues", "--json").out)] == [True]
+
+
+def test_upgrade_brings_the_schema(cli: Any, empty_database_url: str) -> None:
+    """An empty database is behind until it is upgraded."""
+    open_database(empty_database_url).close()
+    behind = cli("workers", DATABASE_URL=empty_database_url)
+    assert (behind.code, "alembic upgrade head" in behind.err) == (1, True)
+    assert cli("upgrade").code == 0
+    assert cli("workers").code == 0
+
+
+# ---- what users get wrong ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "code", "message"),
+    [
+        (["nonsense"], {}, 2, "No such command"),
+        (["explain"], {}, 2, "Missing argument"),
+        (["explain", "a", "--flavor", "tpu"], {}, 2, "'tpu' is not a flavor. Use cpu or gpu."),
+        (["explain", "a", "--memory", "1.5Gi"], {}, 2, "'1.5Gi' is not a size. Give whole bytes"),
+        (["explain", "x" * 1025], {}, 2, "length <= 1024"),
+        (["explain", "a", "--catalogue", "short"], {}, 2, "catalogue"),
+        (["explain", "a"], {"DATABASE_URL": "mysql://h/d"}, 2, "Accepted: duckdb:///file.duckdb"),
+        (["explain", "a"], {"DATABASE_URL": "nonsense"}, 2, "Accepted: duckdb:///file.duckdb"),
+        (["workers"], {"DATABASE_URL": "duckdb:///nowhere.duckdb"}, 1, "nowhere.duckdb: no such file"),
+        (["workers"], {"DATABASE_URL": "postgresql://u:secret@127.0.0.1:1/d"}, 1, "Check DATABASE_URL"),
+        (["workers", "--router", "http://127.0.0.1:1"], {}, 1, "127.0.0.1:1"),
+        (["workers", "--router", "nonsense"], {}, 1, "nonsense"),
+        (["import", "nowhere.json"], {}, 2, "nowhere.json"),
+        (["import", "."], {}, 2, "."),
+        (["serve"], {"ROUTER_PORT": "seventy"}, 2, "ROUTER_PORT='seventy'"),
+        (["serve", "--port", "70000"], {}, 2, "ROUTER_PORT='70000'"),
+        (["serve"], {"WORKER_TTL": "-1"}, 2, "WORKER_TTL='-1'"),
+        (["serve"], {"MAX_PAYLOAD": "big"}, 2, "MAX_PAYLOAD='big'"),
+        (["serve", "--host", "0.0.0.0", "--port", "0"], {}, 2, "AUTH_TOKEN and WORKER_TOKEN not set"),
+        (
+            ["serve", "--host", "203.0.113.7"],
+            {"AUTH_TOKEN": "a", "WORKER_TOKEN": "w"},
+            2,
+            "cannot listen on 203.0.113.7",
+        ),
+    ],
+)
+def test_usage_errors(cli: Any, arguments: list[str], environ: Mapping[str, str], code: int, message: str) -> None:
+    """One message on stderr with the way out, the exit code of the kind of error, no traceback, no secret."""
+    run = cli(*arguments, **environ)
+
+    assert (run.code, run.out) == (code, "")
+    assert message in run.err
+    assert "secret" not in run.err
+    assert not list(Path.cwd().glob("nowhere*"))
+
+
+def test_a_bad_document_is_named_with_its_place(cli: Any, tmp_path: Path) -> None:
+    """Nothing of it is imported."""
+    document = make_worked_example()
+    document["items"]["numpy"]["load_time"] = -1
+    run = cli("import", str(write(tmp_path / "catalogue.json", document)))
+
+    assert run.code == 2
+    assert 'items["numpy"].load_time' in run.err
+
+
+def test_an_unknown_checkpoint_is_answered_with_those_there_are(cli: Any, filled: str) -> None:
+    """The message names them."""
+    run = cli("explain", "numpy", "--items-of", "Z", DATABASE_URL=filled)
+
+    assert run.code == 2
+    assert "Z: the catalogue lists A, B, C, cold" in run.err
+
+
+def test_a_port_that_is_taken(cli: Any) -> None:
+    """The router says so before it touches the database."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        run = cli("serve", "--port", str(listener.getsockname()[1]))
+
+    assert run.code == 1
+    assert "--port" in run.err
+    assert not list(Path.cwd().glob("*.duckdb"))
+
+
+def test_a_database_that_is_behind_is_not_served(cli: Any, empty_database_url: str) -> None:
+    """Without --migrate a router refuses a schema that is not its own."""
+    run = cli("serve", "--port", "0", "--no-migrate", DATABASE_URL=empty_database_url)
+
+    assert run.code == 1
+    assert "serve --migrate" in run.err
+
+
+# ---- a real process ----
+
+
+def test_a_router_serves_until_it_is_told_to_stop(cli: Any, kind: str, database_url: str, tmp_path: Path) -> None:
+    """It imports the catalogue files, warns of bad ones, answers, and ends its long polls when it is stopped."""
+    folder = tmp_path / "catalogues"
+    folder.mkdir()
+    write(folder / "cpu.json", make_worked_example())
+    (folder / "gpu.json").write_text("{")
+    with serving(DATABASE_URL=database_url, CATALOGUE_DIR=str(folder)) as (process, url, lines):
+        assert ask("GET", f"{url}/ready").status_code == 200
+        assert [each["flavor"] for each in ask("GET", f"{url}/v1/catalogues").json()] == ["cpu"]
+        assert any("gpu.json" in line for line in lines)
+        assert any("NO TOKEN IS SET" in line for line in lines)
+        body = {"flavor": "cpu", "state": "ready", "python": "3.11.7", "runtime": "fork"}
+        assert ask("PUT", f"{url}/v1/workers/w", json=body).status_code == 204
+        if kind == "duckdb":
+            run = cli("workers", "--json", DATABASE_URL=database_url, ROUTER_PORT=url.rpartition(":")[2])
+            assert "is open in another process: asking the router at" in run.err
+            assert [each["worker_id"] for each in json.loads(run.out)] == ["w"]
+            run = cli("import", str(folder / "cpu.json"))
+            assert (run.code, "CATALOGUE_DIR" in run.err) == (1, True)
+        else:
+            assert [
+                each["worker_id"] for each in json.loads(cli("workers", "--json", DATABASE_URL=database_url).out)
+            ] == ["w"]
+        explained = cli("explain", "pandas", "--json", "--router", url)
+        assert json.loads(explained.out)["options"][0]["checkpoint_id"] == "B"
+        unknown = cli("explain", "pandas", "--items-of", "Z", "--router", url)
+        assert (unknown.code, "Z: the catalogue lists" in unknown.err) == (2, True)
+        polls: list[httpx.Response] = []
+        agent = threading.Thread(target=lambda: polls.append(ask("GET", f"{url}/v1/workers/w/placements?wait=60")))
+        agent.start()
+        time.sleep(0.5)
+        stopped_at = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        agent.join(20)
+
+        assert time.monotonic() - stopped_at < 10
+        assert [poll.json()["run"] for poll in polls] == [[]]
+        assert not any("Traceback" in line for line in lines)
+
+
+def test_a_restart_loses_nothing(database_url: str) -> None:
+    """A router that was killed comes back to the same workers and calls."""
+    call = {"payload": "", "python": "3.11"}
+    body = {"flavor": "cpu", "state": "ready", "python": "3.11.7", "runtime": "fork"}
+    with serving(DATABASE_URL=database_url) as (_, url, _):
+        ask("PUT", f"{url}/v1/workers/w", json=body)
+        placed = ask("POST", f"{url}/v1/calls", json=call).json()
+    with serving(DATABASE_URL=database_url) as (_, url, _):
+        (assignment,) = ask("GET", f"{url}/v1/workers/w/placements").json()["run"]
+
+        assert assignment["call_id"] == placed["call_id"]
+
+
+def test_tokens_reach_the_router_from_the_command_line(cli: Any) -> None:
+    """With AUTH_TOKEN set the commands come in; without they are told what to send."""
+    with serving(AUTH_TOKEN="client", WORKER_TOKEN="agent") as (_, url, lines):
+        refused = cli("workers", "--router", url)
+        assert (refused.code, "AUTH_TOKEN" in refused.err) == (2, True)
+        assert cli("workers", "--router", url, "--json", AUTH_TOKEN="client").out.strip() == "[]"
+        assert not any("NO TOKEN" in line for line in lines)
