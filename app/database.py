@@ -244,11 +244,11 @@ def _checked(into: Table, columns: Mapping[str, Any]) -> pa.Table:
 def _array(into: Table, target: "Column[Any]", values: Any) -> pa.Array:
     kind = _arrow_type(target)
     try:
-        array = pa.array(values, type=kind)
+        array = _convert(values, kind)
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         for row, value in enumerate(values):
             try:
-                pa.array([value], type=kind)
+                _convert([value], kind)
             except (pa.ArrowException, OverflowError, TypeError, ValueError) as reason:
                 raise RowRefused(into.name, row, target.name, f"{value!r:.80} is no {target.type}: {reason}") from error
         raise
@@ -265,6 +265,12 @@ def _array(into: Table, target: "Column[Any]", values: Any) -> pa.Array:
         if row >= 0:
             raise RowRefused(into.name, row, target.name, f"{array[row].as_py()!r:.80} {rule}")
     return array
+
+
+def _convert(values: Any, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_integer(kind):  # told the type, Arrow makes 2 of 2.5; cast, it refuses
+        return pa.array(values).cast(kind)
+    return pa.array(values, type=kind)
 
 
 def _arrow_type(target: "Column[Any]") -> pa.DataType:
@@ -291,12 +297,10 @@ def _insert(connection: Connection, into: Table, rows: pa.Table) -> None:
     if driver is None:
         raise RuntimeError("the connection is closed")
     driver.register("loading", rows)
-    try:
-        names = rows.column_names
-        source = select(*(cast(column(name), into.c[name].type) for name in names)).select_from(table("loading"))
-        connection.execute(into.insert().from_select(names, source))
-    finally:
-        driver.unregister("loading")
+    names = rows.column_names
+    source = select(*(cast(column(name), into.c[name].type) for name in names)).select_from(table("loading"))
+    connection.execute(into.insert().from_select(names, source))
+    driver.unregister("loading")  # after a failure it goes with the transaction
 
 
 _POSTGRESQL_TYPES = {pa.int64(): "int8", pa.int32(): "int4", pa.float64(): "float8", pa.string(): "text"}
