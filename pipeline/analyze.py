@@ -279,10 +279,12 @@ def is_missing(failure: ProbeFailure | None, name: str) -> bool:
 class _Edges:
     """The first pass: every root that no earlier process has already imported on its way."""
 
-    def __init__(self, roots: Sequence[Root], journal: Journal) -> None:
+    def __init__(self, roots: Sequence[Root], journal: Journal, distribution_of: Callable[[str], str | None]) -> None:
         self.journal = journal
-        self.runs = {run.roots[0]: run for run in journal.runs if run.mode == "edges"}
-        self.seen = {node.name for run in self.runs.values() if run.whole for node in run.nodes}
+        self.distribution_of = distribution_of
+        edges = [run for run in journal.runs if run.mode == "edges"]
+        self.alone = {run.roots[0]: run for run in edges if len(run.roots) == 1}
+        self.seen = {node.name for run in edges if run.whole for node in run.nodes}
         self.waiting = [root for root in roots if not self._is_settled(root)] or self.find_lost()
 
     def find_lost(self) -> list[Root]:
@@ -290,7 +292,8 @@ class _Edges:
 
         The last one loaded first, for it is likely to need the others.
         """
-        names = [node.name for run in self.runs.values() if not run.whole for node in run.nodes if not node.stdlib]
+        crashed = [run for run in self.journal.runs if run.mode == "edges" and not run.whole]
+        names = [node.name for run in crashed for node in run.nodes if not node.stdlib]
         roots = [Root((name,), 0) for name in dict.fromkeys(reversed(names))]
         return [root for root in roots if not self._is_settled(root)]
 
@@ -298,30 +301,48 @@ class _Edges:
         for name in root.names:
             if name in self.seen:
                 return True
-            if name not in self.runs:
+            if name not in self.alone:
                 return False
-            if not is_missing(self.runs[name].failure, name):
+            if not is_missing(self.alone[name].failure, name):
                 return True
         return True
 
-    def measure(self, stream: ProbeStream, root: Root) -> str:
-        for name in root.names:
-            if name not in self.runs and not self._is_settled(Root((name,), 0)):
-                run = measure(stream, (name,), "edges")
-                self.journal.add(run)
-                self.runs[name] = run
-                if run.whole:
-                    self.seen.update(node.name for node in run.nodes)
-            if name in self.seen or not is_missing(self.runs[name].failure, name):
-                break
-        return f"edges of {root.names[0]}"
+    def _measure(self, stream: ProbeStream, roots: tuple[str, ...]) -> None:
+        run = measure(stream, roots, "edges")
+        self.journal.add(run)
+        if run.whole:
+            self.seen.update(node.name for node in run.nodes)
+        if len(roots) == 1:
+            self.alone[roots[0]] = run
 
-    def steps(self) -> Iterator[Step]:
+    def measure(self, stream: ProbeStream, roots: Sequence[Root]) -> str:
+        """The roots in one process; should one fail, those that it spoiled in processes of their own."""
+        # Another stream may have come upon some in the meantime.
+        open_roots = [root for root in roots if not self._is_settled(root)]
+        if len(open_roots) > 1:
+            self._measure(stream, tuple(root.names[0] for root in open_roots))
+        for root in open_roots:
+            for name in root.names:
+                if not self._is_settled(Root((name,), 0)):
+                    self._measure(stream, (name,))
+                if name in self.seen or not is_missing(self.alone[name].failure, name):
+                    break
+        return f"edges of {', '.join(root.names[0] for root in roots)}"
+
+    def groups(self) -> list[list[Root]]:
+        """The waiting roots, those of one distribution together."""
+        groups: dict[tuple[str, str | None], list[Root]] = defaultdict(list)
         for root in self.waiting:
+            distribution = self.distribution_of(root.names[0])
+            alone = len(root.names) > 1 or distribution is None or root.names[0] in self.alone
+            groups[root.names[0] if alone else "", distribution].append(root)
+        return list(groups.values())
 
-            def step(stream: ProbeStream, root: Root = root) -> str:
-                # Another stream may have come upon it in the meantime.
-                return root.names[0] if self._is_settled(root) else self.measure(stream, root)
+    def steps(self, groups: Iterable[list[Root]]) -> Iterator[Step]:
+        for group in groups:
+
+            def step(stream: ProbeStream, group: list[Root] = group) -> str:
+                return self.measure(stream, group)
 
             yield step
 
@@ -333,17 +354,21 @@ def bundle(runs: Iterable[Run], distribution_of: Callable[[str], str | None]) ->
     process, as they would in a program; one that failed has its own.
     """
     seen: set[str] = set()
-    bundles: dict[tuple[str, str | None], list[Run]] = defaultdict(list)
+    bundles: dict[tuple[str, str | None], list[tuple[str, ...]]] = defaultdict(list)
+    modules: dict[tuple[str, ...], set[str]] = {}
     for run in sorted(runs, key=lambda run: (-len(run.nodes), run.roots)):
         names = {node.name for node in run.nodes}
-        if not names <= seen:
+        # Of roots that were tried together, the ones before the one that failed are good.
+        roots = run.roots if len(run.roots) == 1 else tuple(root for root in run.roots if root in names)
+        if roots and not names <= seen:
             seen |= names
-            distribution = distribution_of(run.roots[0])
-            alone = run.failure is not None or distribution is None
-            bundles[run.roots[0] if alone else "", distribution].append(run)
+            distribution = distribution_of(roots[0])
+            alone = distribution is None or roots[0] not in names
+            bundles[roots[0] if alone else "", distribution].append(roots)
+            modules[roots] = names
     return {
-        tuple(root for run in together for root in run.roots): frozenset(
-            node.name for run in together for node in run.nodes
+        tuple(dict.fromkeys(root for roots in together for root in roots)): frozenset().union(
+            *(modules[roots] for roots in together)
         )
         for together in bundles.values()
     }
@@ -361,13 +386,13 @@ def choose_runs(
     """
     counts: dict[Mode, Counter[str]] = {mode: Counter() for mode in repeats}
     runs = list(done)
-    saw = {run.roots[0]: {node.name for node in run.nodes} for run in runs if run.mode == "edges"}
+    saw = {run.roots: frozenset(node.name for node in run.nodes) for run in runs if run.mode == "edges"}
     for run in runs:
         if run.mode in counts:
             names = {node.name for node in run.nodes}
             if run.failure is None or len(run.roots) == 1:
                 # It counts for what it should have seen as well: it would miss that again.
-                names.update(*(saw.get(root, ()) for root in run.roots))
+                names |= bundles.get(run.roots) or saw.get(run.roots) or frozenset()
             counts[run.mode].update(names)
     chosen: list[tuple[int, int, tuple[str, ...], int, Mode]] = []
     for order, (mode, times) in enumerate(repeats.items()):
@@ -422,23 +447,23 @@ class Graph:
     asks: dict[str, list[str]]  # module → what its body asked for, in order
     stdlib: frozenset[str]
     files: dict[str, str | None]
-    reached: dict[str, frozenset[str]]  # root → all modules of its process
+    seen: list[tuple[tuple[str, ...], list[str]]]  # of each process its roots, and its modules as they were loaded
 
 
 def build_graph(runs: Iterable[Run]) -> Graph:
     asks: dict[str, dict[str, None]] = defaultdict(dict)
     stdlib: set[str] = set()
     files: dict[str, str | None] = {}
-    reached: dict[str, frozenset[str]] = {}
+    seen: list[tuple[tuple[str, ...], list[str]]] = []
     for run in runs:
         if run.mode == "edges" and run.whole:
-            reached[run.roots[0]] = frozenset(node.name for node in run.nodes)
+            seen.append((run.roots, [node.name for node in run.nodes]))
             for node in run.nodes:
                 asks[node.name] |= dict.fromkeys(node.asks)
                 files.setdefault(node.name, node.file)
                 if node.stdlib:
                     stdlib.add(node.name)
-    return Graph({name: list(names) for name, names in asks.items()}, frozenset(stdlib), files, reached)
+    return Graph({name: list(names) for name, names in asks.items()}, frozenset(stdlib), files, seen)
 
 
 def charge(
@@ -487,9 +512,10 @@ def charge(
 def contract(asks: Mapping[str, Sequence[str]], items: Mapping[str, str]) -> dict[str, set[str]]:
     """Direct dependencies among items: through modules that are no items to what these ask for."""
 
-    def ahead(name: str, seen: set[str]) -> set[str]:
+    def ahead(name: str) -> set[str]:
         found: set[str] = set()
-        waiting = [part for ask in asks.get(name, ()) for part in [ask, *parents(ask)]]
+        seen = {name, *(package for package in parents(name) if package in items)}
+        waiting = [*parents(name), *(part for ask in asks.get(name, ()) for part in [ask, *parents(ask)])]
         while waiting:
             module = waiting.pop()
             if module in seen:
@@ -502,22 +528,29 @@ def contract(asks: Mapping[str, Sequence[str]], items: Mapping[str, str]) -> dic
         return found
 
     # Packages around a module are implied, and need not be written.
-    return {item: ahead(item, {item, *parents(item)}) for item in items}
+    return {item: ahead(item) for item in items}
 
 
-def add_unseen(dependencies: dict[str, set[str]], reached: Mapping[str, frozenset[str]]) -> None:
-    """What a root's process imported although no edge leads there, as compiled code can, the root depends on."""
-    for root, modules in sorted(reached.items()):
-        if root not in dependencies:
-            continue
+def add_unseen(dependencies: dict[str, set[str]], seen: Iterable[tuple[Sequence[str], Sequence[str]]]) -> None:
+    """What a process loaded although no edge leads there, as compiled code can, its root depends on.
+
+    `seen`: roots in the order of their import, and modules in the order in which their loading ended.
+    """
+    for roots, modules in seen:
         closure: set[str] = set()
-        waiting = [root]
+        waiting = list(roots)
         while waiting:
             module = waiting.pop()
-            if module not in closure and module in dependencies:
+            if module not in closure:
                 closure.add(module)
-                waiting += [*dependencies[module], *parents(module)]
-        dependencies[root] |= {module for module in modules if module in dependencies} - closure
+                waiting += [*dependencies.get(module, ()), *parents(module)]
+        order = {module: number for number, module in enumerate(modules)}
+        for module in modules:
+            if module in dependencies and module not in closure:
+                # Its root is the first that was not done yet.
+                root = next((root for root in roots if order.get(root, -1) > order[module]), None)
+                if root in dependencies:
+                    dependencies[root].add(module)
 
 
 def _spread(values: Sequence[float], middle: float) -> float:
@@ -550,7 +583,7 @@ def build_items(
             for item, value in charge(run.roots, once, graph.asks, items).items():
                 values[run.mode][item].append(value)
     dependencies = contract(graph.asks, items)
-    add_unseen(dependencies, graph.reached)
+    add_unseen(dependencies, graph.seen)
 
     built, figures = [], {}
     for key, distribution in items.items():
@@ -645,16 +678,18 @@ def _measure_all(
     with ExitStack() as stack:
         count = max(1, len(os.sched_getaffinity(0)) - 1)
         streams = [stack.enter_context(ProbeStream(sandbox)) for _ in range(count)]
-        edges = _Edges(roots, journal)
+        edges = _Edges(roots, journal, lambda root: rootfs.distribution_of(root, None))
         left = 0
         while edges.waiting and budget.is_left():
+            groups = edges.groups()
             with stage(f"Finding what {len(edges.waiting)} of {len(roots)} roots ask for"):
-                left += _work(edges.steps(), len(edges.waiting), "edges", streams, budget)
+                left += _work(edges.steps(groups), len(groups), "edges", streams, budget)
             edges.waiting = edges.find_lost()
-        whole = [run for run in edges.runs.values() if run.whole and run.nodes]
+        whole = [run for run in journal.runs if run.mode == "edges" and run.whole and run.nodes]
         weights = {name: root.weight for root in roots for name in root.names}
-        bundles = bundle(whole, lambda root: rootfs.distribution_of(root, None))
-        chosen = choose_runs(bundles, weights, journal.runs, {"time": repeats, "memory": (repeats + 1) // 2})
+        bundles = bundle(whole, edges.distribution_of)
+        # Memory hardly differs from one process to the next (4 kB a module), time does.
+        chosen = choose_runs(bundles, weights, journal.runs, {"time": repeats, "memory": max(1, repeats // 2)})
         if chosen and budget.is_left():
             # Byte code that is not there by now would be written, or be compiled, while the clock runs.
             files = {node.file or "" for run in whole for node in run.nodes}

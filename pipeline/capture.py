@@ -56,20 +56,21 @@ def fit_line(points: Sequence[Point]) -> Fit | None:
 
 
 def choose_alpha(fit: Fit | None, planned: float | None) -> tuple[float, list[str]]:
-    """The alpha to write, seconds per MB, and why it is not the measured slope, if it is not."""
-    fallback = ALPHA_FLOOR if planned is None else planned
+    """The alpha to write, seconds per MB, and why it is not the measured slope, if it is not.
+
+    A line that does not fit gives the planned alpha; where there is none yet, its slope must do.
+    """
     if fit is None:
-        return fallback, [f"alpha could not be fitted, all sizes are the same: {fallback:g} s/MB is used"]
+        alpha = ALPHA_FLOOR if planned is None else planned
+        return alpha, [f"alpha could not be fitted, all sizes are the same: {alpha:g} s/MB is used"]
     if fit.slope < ALPHA_FLOOR:
         return ALPHA_FLOOR, [f"the measured alpha is {fit.slope:g} s/MB: the floor of {ALPHA_FLOOR:g} s/MB is used"]
+    measured = float(f"{fit.slope:.6g}")
     if fit.explained < FITS_FROM:
-        return fallback, [
-            (
-                f"the restore times do not lie on a line (R² {fit.explained:.2f}, measured alpha {fit.slope:g} s/MB):"
-                f" {fallback:g} s/MB is used"
-            )
-        ]
-    return float(f"{fit.slope:.6g}"), []
+        alpha = measured if planned is None else planned
+        reason = f"the restore times do not lie on a line (R² {fit.explained:.2f}, measured alpha {measured:g} s/MB)"
+        return alpha, [f"{reason}: {alpha:g} s/MB is used"]
+    return measured, []
 
 
 # ---- one checkpoint ----
