@@ -28,6 +28,7 @@ from app.waiting import WakeUps
 from readie.errors import (
     BadRequest,
     BadSetting,
+    DatabaseUnavailable,
     MethodNotAllowed,
     NoCapacity,
     NotFound,
@@ -121,8 +122,9 @@ def answer_problem(request: Request[Any, Any, Any], error: Exception) -> Respons
     """The problem document of whatever went wrong. What is not in the table is logged whole and answered without."""
     known = _as_problem(error)
     instance = None
-    if known is None:
-        known = ReadieError()
+    if known is None or isinstance(known, DatabaseUnavailable):
+        # Where the database is, and what went wrong in here, is for the operator alone.
+        known = ReadieError() if known is None else DatabaseUnavailable("it does not answer", "Try again later.")
         instance = f"urn:uuid:{uuid4()}"
         log.error("request failed", instance=instance, method=request.method, path=request.url.path, exc_info=error)
     headers = {}
@@ -165,7 +167,9 @@ def _sweeping(settings: RouterSettings, database: Database, wake_ups: WakeUps) -
                 if time.monotonic() - pruned_at >= PRUNE_INTERVAL:
                     await sync_to_thread(prune, database)
                     pruned_at = time.monotonic()
-            except Exception:  # the database may be away for a while: the next one does the work
+            except DatabaseUnavailable as error:  # for a while: a later sweep does the work
+                log.warning("sweep put off", reason=error.detail)
+            except Exception:
                 log.exception("sweep failed")
             await asyncio.sleep(settings.sweep_interval)
 

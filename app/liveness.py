@@ -58,6 +58,11 @@ def report_status(connection: Connection, worker_id: str, status: WorkerStatus) 
             "incarnation": status.incarnation,
         },
     )
+    # Before the sandboxes, as in end_placement: in the same order no two transactions wait for one another.
+    connection.execute(
+        statement("delete_done_cancellations"),
+        {**worker, "placement_ids": placements, "settle_ms": SETTLE_SECONDS * 1000},
+    )
     for name in ("delete_worker_generations", "delete_worker_checkpoints", "delete_sandboxes"):
         connection.execute(statement(name), worker)
     held = {generation.generation: generation for generation in status.generations}
@@ -92,7 +97,6 @@ def report_status(connection: Connection, worker_id: str, status: WorkerStatus) 
                 "gpu_memory_bytes": [sandbox.gpu_memory for sandbox in status.sandboxes],
             },
         )
-    connection.execute(statement("delete_done_cancellations"), {**worker, "settle_ms": SETTLE_SECONDS * 1000})
 
 
 def sweep(database: Database, settings: RouterSettings) -> list[str]:

@@ -12,7 +12,7 @@ import httpx
 import msgspec
 import pytest
 from litestar.testing import TestClient
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 from structlog.testing import capture_logs
 
 from app.application import create_app
@@ -560,6 +560,18 @@ def test_faults_of_the_application_say_nothing_of_its_inside(serve: Serve, datab
     (entry,) = (entry for entry in logged if entry["log_level"] == "error")
     assert entry["instance"] == answer.json()["instance"]
     assert "workers" in str(entry["exc_info"])
+
+
+def test_a_database_that_is_away_is_said_without_where_it_is() -> None:
+    """While the database is away the answer is 503, and the log alone says where it was looked for."""
+    away = Database(create_engine("postgresql+psycopg://user:secret@127.0.0.1:1/readie"))
+    with TestClient(create_app(RouterSettings(), away)) as client, capture_logs() as logged:
+        answer = client.get("/v1/workers")
+
+    assert (answer.status_code, problem(answer)) == (503, "database-unavailable")
+    assert not {"127.0.0.1", "secret"} & set(answer.text.replace(":", " ").replace("@", " ").split())
+    assert "127.0.0.1" in str(logged)
+    assert "secret" not in str(logged)
 
 
 # ---- tokens ----

@@ -25,8 +25,8 @@ PROBLEM: Final = "application/problem+json"
 
 #: In the OpenAPI document: whatever goes wrong is answered with a problem document.
 PROBLEMS: Final = {
-    status: ResponseSpec(Problem, description=description, media_type=PROBLEM, generate_examples=False)
-    for status, description in {400: "The request is not valid", 401: "The token is missing or wrong"}.items()
+    status: ResponseSpec(Problem, description="A problem document", media_type=PROBLEM, generate_examples=False)
+    for status in (400, 401, 404, 409, 413, 422, 500, 501, 503)
 }
 
 

@@ -163,7 +163,9 @@ def read_calls(connection: Connection, state: CallState | None, limit: int, offs
 
 
 @post("/explain", operation_id="explain", status_code=200, sync_to_thread=True, responses=PROBLEMS)
-def explain_modules(data: JSONBody[ExplainRequest], database: NamedDependency[Database]) -> Explanation:
+def explain_modules(
+    data: JSONBody[ExplainRequest], database: NamedDependency[Database], settings: NamedDependency[RouterSettings]
+) -> Explanation:
     """What every checkpoint would cost for these modules, cheapest first, and why."""
     with database.reading() as connection:
-        return explain(connection, data)
+        return explain(connection, data, settings.packages_policy)

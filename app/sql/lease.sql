@@ -193,15 +193,12 @@ ON CONFLICT DO NOTHING;
 DELETE FROM cancellations WHERE placement_id = CAST(:placement_id AS text) RETURNING worker_id;
 
 -- name: delete_done_cancellations
--- What a worker was to end, and has not reported since: it does not know it any more.
--- parameters: worker_id text, settle_ms bigint
+-- What a worker was to end some time ago, and does not report: it does not know it any more.
+-- parameters: worker_id text, placement_ids text[], settle_ms bigint
 DELETE FROM cancellations
 WHERE worker_id = CAST(:worker_id AS text)
   AND created_at < now() - CAST(:settle_ms AS bigint) * INTERVAL '1 millisecond'
-  AND NOT EXISTS (
-      SELECT 1 FROM sandboxes
-      WHERE sandboxes.worker_id = cancellations.worker_id AND sandboxes.placement_id = cancellations.placement_id
-  );
+  AND NOT placement_id IN (SELECT unnest(CAST(:placement_ids AS text[])));
 
 -- name: insert_unreported_sandbox
 -- What an ended placement reserved still counts until its worker reports again, because its sandbox may live.
