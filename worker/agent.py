@@ -31,6 +31,7 @@ from readie.errors import (
     PythonMismatch,
     ReadieError,
     ResultTooLarge,
+    RouterUnreachable,
     SandboxFailed,
     UnknownPlacement,
     UnknownWorker,
@@ -118,7 +119,7 @@ class Agent:
         self.closing = False
         self.hurried = False  # stopped twice
         self.reporting = threading.Lock()  # reports arrive in the order in which they were made
-        self.away = False
+        self.away = ""  # why the router was not reached last
         self.accepting = ThreadPoolExecutor(16, thread_name_prefix="accept")
 
     # -- start and stop --
@@ -322,14 +323,15 @@ class Agent:
                 pause = REPORT_S
 
     def note_away(self, error: ReadieError) -> None:
-        if not self.away and not self.closing:
-            log.warning("router not reached", reason=error.detail, way_out=error.hint)
-        self.away = True
+        if self.away != error.slug and not self.closing:
+            event = "router not reached" if isinstance(error, RouterUnreachable) else "router refused"
+            log.warning(event, reason=error.detail or error.title, way_out=error.hint)
+        self.away = error.slug
 
     def note_back(self) -> None:
         if self.away:
             log.info("router reached again")
-        self.away = False
+        self.away = ""
 
     # -- placements --
 

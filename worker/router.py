@@ -21,7 +21,7 @@ class Router:
     """The router's routes for agents. Every method raises `RouterUnreachable`, or the problem that it answers."""
 
     def __init__(self, settings: WorkerSettings) -> None:
-        headers = {"Accept": f"{MESSAGEPACK}, application/problem+json", "Content-Type": MESSAGEPACK}
+        headers = {"Content-Type": MESSAGEPACK}
         if settings.worker_token:
             headers["Authorization"] = f"Bearer {settings.worker_token}"
         self.worker_id = settings.worker_id
@@ -41,8 +41,11 @@ class Router:
 
     def ask(self, method: str, path: str, body: object = None, *, read_s: float = 30.0) -> httpx.Response:
         content = b"" if body is None else msgspec.msgpack.encode(body)
+        timeout = httpx.Timeout(read_s, connect=5.0)
+        # Only orders come back as MessagePack: other answers are empty, and problems are JSON.
+        accept = {"Accept": MESSAGEPACK if method == "GET" else "application/json"}
         try:
-            answer = self.http.request(method, path, content=content, timeout=httpx.Timeout(read_s, connect=5.0))
+            answer = self.http.request(method, path, content=content, headers=accept, timeout=timeout)
         except httpx.RequestError as error:
             raise RouterUnreachable(f"{self.http.base_url}: {error}") from error
         if answer.is_success:
