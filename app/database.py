@@ -245,13 +245,9 @@ def _array(into: Table, target: "Column[Any]", values: Any) -> pa.Array:
     kind = _arrow_type(target)
     try:
         array = _convert(values, kind)
-    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-        for row, value in enumerate(values):
-            try:
-                _convert([value], kind)
-            except (pa.ArrowException, OverflowError, TypeError, ValueError) as reason:
-                raise RowRefused(into.name, row, target.name, f"{value!r:.80} is no {target.type}: {reason}") from error
-        raise
+    except _NOT_CONVERTED as error:
+        row = _first_not_converted(values, kind)
+        raise RowRefused(into.name, row, target.name, f"{values[row]!r:.80} is no {target.type}: {error}") from error
     wrong: dict[str, Any] = {}
     if not target.nullable:
         wrong["is missing"] = pc.is_null(array)
@@ -265,6 +261,23 @@ def _array(into: Table, target: "Column[Any]", values: Any) -> pa.Array:
         if row >= 0:
             raise RowRefused(into.name, row, target.name, f"{array[row].as_py()!r:.80} {rule}")
     return array
+
+
+_NOT_CONVERTED = (pa.ArrowException, OverflowError, TypeError, ValueError)
+
+
+def _first_not_converted(values: Any, kind: pa.DataType) -> int:
+    """The row at which conversion fails, by halving."""
+    good, bad = 0, len(values)  # this many from the start convert, and do not
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        try:
+            _convert(values[:middle], kind)
+        except _NOT_CONVERTED:
+            bad = middle
+        else:
+            good = middle
+    return good
 
 
 def _convert(values: Any, kind: pa.DataType) -> pa.Array:
