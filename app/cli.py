@@ -135,7 +135,7 @@ def _listen(settings: RouterSettings) -> socket.socket:
             on_failure.pop_all()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise PortTaken(where) from error
+            raise PortTaken(f"another process listens on {where}") from error
         raise BadSetting(f"ROUTER_HOST and ROUTER_PORT: cannot listen on {where}: {error.strerror}") from error
     return listener
 

@@ -273,6 +273,14 @@ def test_a_sweep_runs_beside_the_requests(serve: Serve, database: Database) -> N
         assert client.get("/v1/workers").json() == []
 
 
+@pytest.mark.parametrize("accept", ["application/json", MSGPACK, "*/*", "text/html;q=nonsense", ""])
+def test_an_answer_that_says_nothing_is_empty(client: httpx.Client, accept: str) -> None:
+    """204 has no body, whatever was asked for."""
+    answer = client.put("/v1/workers/w", json=STATUS, headers={"Accept": accept})
+
+    assert (answer.status_code, answer.content) == (204, b"")
+
+
 # ---- lists ----
 
 

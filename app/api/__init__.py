@@ -98,7 +98,9 @@ class WireResponse(Response[Any]):
         return super().to_asgi_response(app, request, **options)
 
     def render(self, content: Any, media_type: str, *encoders: Any) -> bytes:
-        """The bytes of an answer."""
+        """The bytes of an answer; none of one that says nothing."""
+        if content is None:
+            return b""
         if media_type in MSGPACK:
             return msgspec.msgpack.encode(content)
         return super().render(content, media_type, *encoders)
