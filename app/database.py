@@ -16,8 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from alembic import command
 from alembic.config import Config
+from alembic.ddl.impl import DefaultImpl
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from alembic.util import CommandError
 from psycopg import sql
 from psycopg.abc import Buffer
 from psycopg.adapt import Dumper
@@ -52,6 +54,13 @@ MAX_TEXT_BYTES = 2_600
 # DuckDB has no row locks, and two transactions that change the same row end in an error: they take turns instead.
 # One lock for the process, because one process owns the file.
 _duckdb_writes = threading.Lock()
+
+
+class _DuckDBImpl(DefaultImpl):
+    """Alembic knows no DuckDB; what all databases have in common is enough for it."""
+
+    __dialect__ = "duckdb"
+    transactional_ddl = True
 
 
 class RowRefused(ValueError):
@@ -176,17 +185,34 @@ def open_database(url: str, *, pool_size: int = 20, pool_timeout_s: float = 30.0
 
 
 def migrate(database: Database) -> None:
-    """Brings the schema to this version's. Several processes may do so at once: one works, the others wait."""
+    """Brings the schema to this version's. Several processes may do so at once: one works, the others wait.
+
+    Raises `DatabaseBehind` when it is that of a later version.
+    """
+    _refuse_later(database)
     command.upgrade(_alembic(database), "head")
 
 
 def check_schema(database: Database) -> None:
     """Raises `DatabaseBehind`, which says which revision the database is at, unless it is at this version's."""
-    head = ScriptDirectory.from_config(_alembic(database)).get_current_head()
-    with database.reading() as connection:
-        revision = MigrationContext.configure(connection).get_current_revision()
+    revision, head = _refuse_later(database)
     if revision != head:
         raise DatabaseBehind(f"its schema is at {revision or 'nothing'}, this version needs {head}")
+
+
+def _refuse_later(database: Database) -> tuple[str | None, str | None]:
+    """The revision of the database, and this version's."""
+    scripts = ScriptDirectory.from_config(_alembic(database))
+    with database.reading() as connection:
+        revision = MigrationContext.configure(connection).get_current_revision()
+    head = scripts.get_current_head()
+    if revision is not None:
+        try:
+            scripts.get_revision(revision)
+        except CommandError as error:
+            way_out = "A later version has migrated it: use that one."
+            raise DatabaseBehind(f"its schema is at {revision}, this version knows up to {head}", way_out) from error
+    return revision, head
 
 
 def _alembic(database: Database) -> Config:

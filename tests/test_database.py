@@ -268,6 +268,29 @@ def test_a_database_at_an_older_revision_is_behind(database: Database) -> None:
         check_schema(database)
 
 
+def test_a_database_of_a_later_version_is_left_alone(database: Database) -> None:
+    """Neither used nor migrated; the message says what to do."""
+    with database.transaction() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    for use in (check_schema, migrate):
+        with pytest.raises(DatabaseBehind, match=r"at 9999.* later version"):
+            use(database)
+
+
+def test_the_schema_is_checked_in_a_fresh_process(database_url: str) -> None:
+    """Nothing has to be migrated first for the check to know its database."""
+    program = "import sys, app.database as d; d.check_schema(d.open_database(sys.argv[1]))"
+    done = subprocess.run(
+        [sys.executable, "-c", program, database_url],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[1],
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
 # ---- settings ----
 
 
