@@ -17,7 +17,8 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from types import TracebackType
+from typing import Literal, Self
 
 import msgspec
 import pyarrow as pa
@@ -227,7 +228,12 @@ class Journal:
             self._write(run)
             self.runs.append(run)
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
         self._file.close()
 
 
@@ -647,11 +653,9 @@ def analyze(
             say(f"  compiled {compiled} files")
         description = describe(sandbox)
         roots, absent = find_roots(corpus, rootfs, sandbox.python)
-    journal = Journal(out / "measurements.journal.jsonl", JournalHead(description.host, description.memory_source))
-    try:
+    head = JournalHead(description.host, description.memory_source)
+    with Journal(out / "measurements.journal.jsonl", head) as journal:
         left = _measure_all(sandbox, rootfs, roots, journal, repeats=repeats, budget=budget)
-    finally:
-        journal.close()
     warnings = list(rootfs.warnings)
     if left:
         warnings.append(f"the time was up with {left} measurements left: run analyze again to go on")
@@ -685,6 +689,7 @@ def _measure_all(
             with stage(f"Finding what {len(edges.waiting)} of {len(roots)} roots ask for"):
                 left += _work(edges.steps(groups), len(groups), "edges", streams, budget)
             edges.waiting = edges.find_lost()
+        left += len(edges.waiting) if not left else 0
         whole = [run for run in journal.runs if run.mode == "edges" and run.whole and run.nodes]
         weights = {name: root.weight for root in roots for name in root.names}
         bundles = bundle(whole, edges.distribution_of)
