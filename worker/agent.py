@@ -73,6 +73,7 @@ SETTLE_S = 0.05  # changes that come together are reported together
 POLL_S = 20.0
 MAX_FAILURES = 3  # of a checkpoint; then it is no longer offered
 ACCEPT_S = 30.0  # a placement that could not be accepted for this long is left to the router
+LEAVE_S = 2.0  # how long a worker that leaves tries to say so
 FAREWELL_S = 10.0  # how long a worker that stops tries to reach a router that is away
 
 log = structlog.get_logger("readie.worker")
@@ -166,8 +167,9 @@ class Agent:
                     run.stop.set(WorkerLost("the worker was stopped while it ran the call"))
 
     def say_removed(self) -> None:
+        deadline = time.monotonic() + LEAVE_S
         try:
-            persist(self.report, self.patience())
+            persist(self.report, lambda: self.hurried or time.monotonic() > deadline)
         except ReadieError as error:
             log.warning("the router was not told that this worker leaves", reason=error.detail)
 
