@@ -228,7 +228,7 @@ def run_call(measured: Measured, how: str) -> None:
     assert status.placement is not None
     started = status.result.started
     measured.seconds[how].append(status.result.phases.ready)
-    measured.modules = call.modules
+    measured.modules = function.request().modules
     if status.placement.predicted_ready is not None:
         measured.predicted[how] = status.placement.predicted_ready
     if how == "restored":
