@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -317,23 +317,32 @@ class Line:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
+        self.processes = ExitStack()
+        self.start_router()
 
-    @contextmanager
-    def router(self) -> Iterator["subprocess.Popen[bytes]"]:
+    def start_router(self) -> None:
         environment = {
             "DATABASE_URL": f"duckdb:///{self.folder / 'readie.duckdb'}",
             "CATALOGUE_DIR": str(self.folder / "catalogues"),
             "ROUTER_PORT": str(self.port),
             "WORKER_TTL": "15",
+            "WORKER_TOKEN": "secret",
         }
-        with self.process("app.cli", "router", environment) as process:
-            wait_for(lambda: self.get("/ready"), 60)
-            yield process
+        self.router = self.processes.enter_context(self.process("app.cli", "router", environment))
+        wait_for(lambda: self.get("/ready"), 60)
+
+    def restart_router(self, pause: float) -> None:
+        """Kills the router, and starts it again on the same database and port after a pause."""
+        self.router.kill()
+        self.router.wait()
+        time.sleep(pause)
+        self.start_router()
 
     @contextmanager
     def worker(self, name: str = "one", **environment: str) -> Iterator["subprocess.Popen[bytes]"]:
         settings = {
             "ROUTER_URL": self.url,
+            "WORKER_TOKEN": "secret",
             "WORKER_ID": name,
             "WORKER_DIR": str(self.folder / name),
             "WORKER_MEM_TOTAL": "8Gi",
@@ -387,13 +396,13 @@ class Line:
 def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
     """A router that runs through this file's tests."""
     made = Line(tmp_path_factory.mktemp("agent"))
-    with made.router():
+    with made.processes:
         yield made
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def shared_worker(line: Line) -> Iterator["subprocess.Popen[bytes]"]:
-    """A worker that runs through this file's tests."""
+    """A worker that runs through a class of tests, the only one meanwhile."""
     with line.worker() as process:
         yield process
 
@@ -427,120 +436,6 @@ def nap(seconds: float) -> str:
     return "rested"
 
 
-def test_a_call_is_restored_ten_times_faster_than_cold(ready: Line) -> None:
-    """The sandbox is a clone of the checkpoint that the router chose; every phase is in the result."""
-    warm = [end(remote(use_slow).submit()) for _ in range(3)]
-    cold = end(remote(use_slow, cold=True).submit())
-
-    assert {result.outcome for result in warm} == {"returned"}
-    started = warm[0].started
-    assert started
-    assert (started.how, started.generation, started.checkpoint_id) == ("restored", ready.generation, "checkpoint_1")
-    assert cold.started
-    assert (cold.started.how, cold.started.fallback) == ("cold", None)
-    fastest = min(result.phases.ready for result in warm)
-    assert cold.phases.ready > 10 * fastest
-    assert cold.phases.imports >= 0.4
-    for result in (*warm, cold):
-        assert 0 < result.phases.restore <= result.phases.ready
-
-
-def test_a_checkpoint_that_is_listed_and_not_held_falls_back_to_a_cold_start(ready: Line) -> None:
-    """The call is served all the same, and the result says why it was cold."""
-    result = end(remote(use_slow, checkpoint_id="checkpoint_3").submit())
-
-    assert result.outcome == "returned"
-    assert result.started
-    assert result.started.how == "cold"
-    assert "checkpoint_3" in (result.started.fallback or "")
-    assert "does not hold it" in (result.started.fallback or "")
-
-
-def test_a_checkpoint_that_cannot_be_restored_is_given_up_after_three_failures(ready: Line) -> None:
-    """Each call is served cold and says so; after the third failure the checkpoint is no longer offered."""
-    assert "checkpoint_2" in ready.offered()
-    fallbacks = []
-    for _ in range(3):
-        wait_for(lambda: "checkpoint_2" in ready.offered())
-        result = end(remote(nap, checkpoint_id="checkpoint_2").submit(0))
-        assert result.outcome == "returned"
-        assert result.started
-        fallbacks.append(result.started.fallback or "")
-
-    assert all("could not be restored" in fallback for fallback in fallbacks)
-    assert all("exit code 9" in fallback for fallback in fallbacks)
-    wait_for(lambda: "checkpoint_2" not in ready.offered())
-    late = end(remote(nap, checkpoint_id="checkpoint_2").submit(0))
-    assert late.started
-    assert "failed 3 times" in (late.started.fallback or "")
-    assert "no longer offered" in ready.log()
-
-
-def test_packages_are_refused_as_long_as_the_operator_allows_no_source(ready: Line) -> None:
-    """The call fails before anything runs, and the error says what is missing."""
-    with pytest.raises(InstallFailed, match="no index and no wheel folder"):
-        remote(nap, packages=["absent>=1"])(0)
-
-
-def test_a_payload_over_the_workers_limit_is_refused(ready: Line) -> None:
-    """The worker's MAX_PAYLOAD may be lower than the router's."""
-    with pytest.raises(PayloadTooLarge, match=f"MAX_PAYLOAD is {MANY}"):
-        remote(len)(bytes(MANY))
-
-
-def test_output_arrives_while_the_call_runs(ready: Line) -> None:
-    """What was printed can be read before the result is there."""
-    call = remote(nap).submit(3)
-
-    wait_for(lambda: any(piece.text == "asleep\n" for piece in call.status.output))
-    assert call.status.state == "accepted"
-    assert call.result() == "rested"
-
-
-def test_a_running_call_counts_and_can_be_cancelled(ready: Line) -> None:
-    """The worker reports its sandbox with the call's budget; cancelled, the sandbox is ended soon."""
-    call = remote(nap, memory="300M").submit(120)
-
-    wait_for(lambda: ready.view().memory_used == 300_000_000)
-    call.cancel()
-    with pytest.raises(CallCancelled):
-        call.result()
-    wait_for(lambda: ready.view().memory_used == 0 and ready.view().sandboxes == 0)
-    wait_for(lambda: not list((ready.folder / "one" / "sandboxes").iterdir()))
-
-
-def test_a_zygote_that_dies_is_started_again(ready: Line) -> None:
-    """Unasked, and what it is for is offered again."""
-    zygotes = {
-        path.parent: int(path.read_text().split()[0])
-        for path in (ready.folder / "one").glob("runtime/zygote-*/process")
-    }
-    assert zygotes
-    for pid in zygotes.values():
-        os.kill(pid, signal.SIGKILL)
-
-    def revived() -> bool:
-        result = end(remote(use_slow, checkpoint_id="checkpoint_1").submit())
-        return bool(result.outcome == "returned" and result.started and result.started.how == "restored")
-
-    wait_for(revived, 40)
-
-
-# ---- stops and restarts ----
-
-
-@pytest.fixture(scope="module")
-def bare_line(tmp_path_factory: pytest.TempPathFactory) -> Line:
-    """A router and workers of which each test starts its own."""
-    return Line(tmp_path_factory.mktemp("stops"))
-
-
-@pytest.fixture
-def bare(bare_line: Line, monkeypatch: pytest.MonkeyPatch) -> Line:
-    monkeypatch.setenv("ROUTER_URL", bare_line.url)
-    return bare_line
-
-
 def started(call: "Call[Any]") -> None:
     wait_for(lambda: any("asleep" in piece.text for piece in call.status.output))
 
@@ -551,73 +446,162 @@ def sandboxes_of(line: Line, name: str) -> list[int]:
     return [int(file.read_text().split()[0]) for file in files]
 
 
-def test_a_result_outlives_a_restart_of_the_router(bare: Line) -> None:
-    """The call runs on while the router is away, and its result arrives afterwards."""
-    with bare.router() as first, bare.worker("patient"):
-        call = remote(nap).submit(2)
-        started(call)
-        first.kill()
-        first.wait()
-        time.sleep(2.5)
-        with bare.router():
-            assert call.result() == "rested"
-            wait_for(lambda: "router reached again" in bare.log("patient"))
+class TestPlacements:
+    """Calls are carried out as the router orders, and what came of them is sent, whatever that is."""
+
+    def test_a_call_is_restored_ten_times_faster_than_cold(self, ready: Line) -> None:
+        """The sandbox is a clone of the checkpoint that the router chose; every phase is in the result."""
+        warm = [end(remote(use_slow).submit()) for _ in range(3)]
+        cold = end(remote(use_slow, cold=True).submit())
+
+        assert {result.outcome for result in warm} == {"returned"}
+        started = warm[0].started
+        assert started
+        assert (started.how, started.generation, started.checkpoint_id) == (
+            "restored",
+            ready.generation,
+            "checkpoint_1",
+        )
+        assert cold.started
+        assert (cold.started.how, cold.started.fallback) == ("cold", None)
+        fastest = min(result.phases.ready for result in warm)
+        assert cold.phases.ready > 10 * fastest
+        assert cold.phases.imports >= 0.4
+        for result in (*warm, cold):
+            assert 0 < result.phases.restore <= result.phases.ready
+
+    def test_a_checkpoint_that_is_listed_and_not_held_falls_back_to_a_cold_start(self, ready: Line) -> None:
+        """The call is served all the same, and the result says why it was cold."""
+        result = end(remote(use_slow, checkpoint_id="checkpoint_3").submit())
+
+        assert result.outcome == "returned"
+        assert result.started
+        assert result.started.how == "cold"
+        assert "checkpoint_3" in (result.started.fallback or "")
+        assert "does not hold it" in (result.started.fallback or "")
+
+    def test_a_checkpoint_that_cannot_be_restored_is_given_up_after_three_failures(self, ready: Line) -> None:
+        """Each call is served cold and says so; after the third failure the checkpoint is no longer offered."""
+        assert "checkpoint_2" in ready.offered()
+        fallbacks = []
+        for _ in range(3):
+            wait_for(lambda: "checkpoint_2" in ready.offered())
+            result = end(remote(nap, checkpoint_id="checkpoint_2").submit(0))
+            assert result.outcome == "returned"
+            assert result.started
+            fallbacks.append(result.started.fallback or "")
+
+        assert all("could not be restored" in fallback for fallback in fallbacks)
+        assert all("exit code 9" in fallback for fallback in fallbacks)
+        wait_for(lambda: "checkpoint_2" not in ready.offered())
+        late = end(remote(nap, checkpoint_id="checkpoint_2").submit(0))
+        assert late.started
+        assert "failed 3 times" in (late.started.fallback or "")
+        assert "no longer offered" in ready.log()
+
+    def test_packages_are_refused_as_long_as_the_operator_allows_no_source(self, ready: Line) -> None:
+        """The call fails before anything runs, and the error says what is missing."""
+        with pytest.raises(InstallFailed, match="no index and no wheel folder"):
+            remote(nap, packages=["absent>=1"])(0)
+
+    def test_a_payload_over_the_workers_limit_is_refused(self, ready: Line) -> None:
+        """The worker's MAX_PAYLOAD may be lower than the router's."""
+        with pytest.raises(PayloadTooLarge, match=f"MAX_PAYLOAD is {MANY}"):
+            remote(len)(bytes(MANY))
+
+    def test_output_arrives_while_the_call_runs(self, ready: Line) -> None:
+        """What was printed can be read before the result is there."""
+        call = remote(nap).submit(3)
+
+        wait_for(lambda: any(piece.text == "asleep\n" for piece in call.status.output))
+        assert call.status.state == "accepted"
+        assert call.result() == "rested"
+
+    def test_a_running_call_counts_and_can_be_cancelled(self, ready: Line) -> None:
+        """The worker reports its sandbox with the call's budget; cancelled, the sandbox is ended soon."""
+        call = remote(nap, memory="300M").submit(120)
+
+        wait_for(lambda: ready.view().memory_used == 300_000_000)
+        call.cancel()
+        with pytest.raises(CallCancelled):
+            call.result()
+        wait_for(lambda: ready.view().memory_used == 0 and ready.view().sandboxes == 0)
+        wait_for(lambda: not list((ready.folder / "one" / "sandboxes").iterdir()))
+
+    def test_a_zygote_that_dies_is_started_again(self, ready: Line) -> None:
+        """Unasked, and what it is for is offered again."""
+        zygotes = {
+            path.parent: int(path.read_text().split()[0])
+            for path in (ready.folder / "one").glob("runtime/zygote-*/process")
+        }
+        assert zygotes
+        for pid in zygotes.values():
+            os.kill(pid, signal.SIGKILL)
+
+        def revived() -> bool:
+            result = end(remote(use_slow, checkpoint_id="checkpoint_1").submit())
+            return bool(result.outcome == "returned" and result.started and result.started.how == "restored")
+
+        wait_for(revived, 40)
 
 
-def test_a_worker_that_was_killed_leaves_nothing_and_comes_back(bare: Line) -> None:
-    """Its sandboxes end with it; the next run under its name removes their folders and serves calls."""
-    with bare.router():
-        with bare.worker("phoenix") as process:
+class TestStopsAndRestarts:
+    """Whatever stops, a call's fate is told, and nothing stays behind."""
+
+    @pytest.fixture(autouse=True)
+    def _router_url(self, line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("ROUTER_URL", line.url)
+
+    def test_a_worker_that_was_killed_leaves_nothing_and_comes_back(self, line: Line) -> None:
+        """Its sandboxes end with it; the next run under its name removes their folders and serves calls."""
+        with line.worker("phoenix") as process:
             call = remote(nap).submit(100)
             started(call)
-            pids = sandboxes_of(bare, "phoenix")
+            pids = sandboxes_of(line, "phoenix")
             assert len(pids) >= 2
             process.kill()
             process.wait()
             wait_for(lambda: not any(alive(pid) for pid in pids))
-            assert list((bare.folder / "phoenix" / "sandboxes").iterdir())
-        with bare.worker("phoenix"):
-            assert list((bare.folder / "phoenix" / "sandboxes").iterdir()) == []
-            assert "removed what an earlier run left" in bare.log("phoenix")
+            assert list((line.folder / "phoenix" / "sandboxes").iterdir())
+        with line.worker("phoenix"):
+            assert list((line.folder / "phoenix" / "sandboxes").iterdir()) == []
+            assert "removed what an earlier run left" in line.log("phoenix")
             with pytest.raises(WorkerLost):
                 call.result()
             assert remote(nap)(0) == "rested"
 
+    def test_a_worker_that_is_stopped_twice_ends_what_runs(self, line: Line) -> None:
+        """The first signal lets calls finish, the second does not; nothing stays behind, and that is a success."""
+        with line.worker("hasty") as process:
+            call = remote(nap).submit(100)
+            started(call)
+            pids = sandboxes_of(line, "hasty")
+            process.send_signal(signal.SIGINT)
+            wait_for(lambda: line.view("hasty").state == "removed")
+            assert process.poll() is None
+            process.send_signal(signal.SIGTERM)
 
-def test_a_worker_that_is_stopped_twice_ends_what_runs(bare: Line) -> None:
-    """The first signal lets calls finish, the second does not; nothing stays behind, and that is a success."""
-    with bare.router(), bare.worker("hasty") as process:
-        call = remote(nap).submit(100)
-        started(call)
-        pids = sandboxes_of(bare, "hasty")
-        process.send_signal(signal.SIGINT)
-        wait_for(lambda: bare.view("hasty").state == "removed")
-        assert process.poll() is None
-        process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+            with pytest.raises(WorkerLost, match="stopped"):
+                call.result()
+            assert not any(alive(pid) for pid in pids)
+            assert list((line.folder / "hasty" / "sandboxes").iterdir()) == []
+            assert "Traceback" not in line.log("hasty")
 
-        assert process.wait(20) == 0
-        with pytest.raises(WorkerLost, match="stopped"):
-            call.result()
-        assert not any(alive(pid) for pid in pids)
-        assert list((bare.folder / "hasty" / "sandboxes").iterdir()) == []
-        assert "Traceback" not in bare.log("hasty")
+    def test_a_worker_tells_a_router_that_refuses_it_from_one_that_is_away(self, line: Line) -> None:
+        """A wrong token is named in the log, and the worker goes on trying until it is stopped."""
+        settings = {"ROUTER_URL": line.url, "WORKER_DIR": str(line.folder / "wrong"), "ROOTFS": str(line.rootfs)}
+        with line.process("worker.cli", "wrong", settings | {"WORKER_TOKEN": "wrong"}) as process:
+            wait_for(lambda: "router refused" in line.log("wrong"), 40)
+            assert "WORKER_TOKEN" in line.log("wrong")
+            process.terminate()
+            assert process.wait(20) == 0
 
-
-def test_a_worker_tells_a_router_that_refuses_it_from_one_that_is_away(bare: Line) -> None:
-    """A wrong token is named in the log, and the worker goes on trying."""
-    with bare.process(
-        "app.cli",
-        "strict",
-        {
-            "DATABASE_URL": f"duckdb:///{bare.folder / 'strict.duckdb'}",
-            "ROUTER_PORT": str(bare.port),
-            "WORKER_TOKEN": "right",
-        },
-    ):
-        wait_for(lambda: bare.get("/ready"), 60)
-        settings = {"ROUTER_URL": bare.url, "WORKER_DIR": str(bare.folder / "wrong"), "ROOTFS": str(bare.rootfs)}
-        with bare.process("worker.cli", "wrong", settings | {"WORKER_TOKEN": "wrong"}):
-            wait_for(lambda: "router refused" in bare.log("wrong"), 40)
-            assert "WORKER_TOKEN" in bare.log("wrong")
-        with bare.process("worker.cli", "welcome", settings | {"WORKER_TOKEN": "right", "WORKER_ID": "welcome"}):
-            wait_for(lambda: bare.view("welcome") and bare.view("welcome").state == "ready", 40)
+    def test_a_result_outlives_a_restart_of_the_router(self, line: Line) -> None:
+        """The call runs on while the router is away, and its result arrives afterwards."""
+        with line.worker("patient"):
+            call = remote(nap).submit(2)
+            started(call)
+            line.restart_router(pause=2.5)
+            assert call.result() == "rested"
+            wait_for(lambda: "router reached again" in line.log("patient"))

@@ -434,6 +434,7 @@ class Agent:
             return False
         finally:
             run.settled.set()
+        self.changed.set()
         return True
 
     def execute(self, run: Run, sender: OutputSender, accepted: Callable[[], bool]) -> Result:
