@@ -10,7 +10,6 @@ import ijson
 import numpy as np
 import structlog
 from numpy.typing import NDArray
-from readie.projection import load_catalogue
 from sqlalchemy import Connection, Row, delete
 
 from app.database import Database, RowRefused
@@ -29,6 +28,7 @@ from readie.closure import Closures, compute_closures
 from readie.document import Catalogue, Ids, hash_document
 from readie.errors import BadDocument, BadFlavor, UnknownCatalogue
 from readie.flavor import Flavor, parse_flavor
+from readie.projection import load_catalogue
 
 log = structlog.get_logger()
 

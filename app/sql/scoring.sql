@@ -74,14 +74,19 @@ saved AS MATERIALIZED (
     ) u
     GROUP BY u.request, u.ordinal
 ),
+-- In steps: whatever a planner believes about the tables, it begins with the few that are kept.
+kept_items AS MATERIALIZED (
+    SELECT r.request, i.catalogue_id, i.atom_id, i.distribution
+    FROM kept k
+    JOIN requests r ON r.request = k.request
+    JOIN items i ON i.catalogue_id = r.catalogue_id AND i.distribution = k.distribution
+),
 -- Checkpoints that hold an item of a distribution that is installed anew: the loaded module would win over it.
 spoiled AS MATERIALIZED (
     SELECT u.request, u.ordinal, min(u.distribution COLLATE "C") AS distribution
     FROM (
-        SELECT r.request, unnest(c.ordinals) AS ordinal, i.distribution
-        FROM kept k
-        JOIN requests r ON r.request = k.request
-        JOIN items i ON i.catalogue_id = r.catalogue_id AND i.distribution = k.distribution
+        SELECT i.request, unnest(c.ordinals) AS ordinal, i.distribution
+        FROM kept_items i
         JOIN atoms a ON a.catalogue_id = i.catalogue_id AND a.atom_id = i.atom_id
         JOIN classes c ON c.catalogue_id = a.catalogue_id AND c.class_id = a.class_id
     ) u
