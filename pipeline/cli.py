@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import msgspec
 import typer
 
@@ -113,7 +112,7 @@ def check_flavor(text: str) -> Flavor:
     """The flavor, if this host can build for it. Raises `BadFlavor`, `NeedsGpu`."""
     flavor = parse_flavor(text)
     if flavor is Flavor.GPU and not (Path("/dev/nvidiactl").exists() and any(Path("/dev").glob("nvidia[0-9]*"))):
-        raise NeedsGpu("flavor gpu is built on a host with /dev/nvidiactl and /dev/nvidia0, and this one has none")
+        raise NeedsGpu("flavor gpu is built on a host with a GPU, and this one has no /dev/nvidiactl and /dev/nvidia0")
     return flavor
 
 
@@ -472,10 +471,11 @@ def main() -> None:
     except ReadieError as error:
         print(f"readie-pipeline: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UsageError) else 1)
-    except click.ClickException as error:
-        error.show(sys.stderr)
-        sys.exit(2)
-    except (KeyboardInterrupt, click.Abort):
+    except typer.TyperException as error:
+        if error.format_message():  # there is none where the help was shown instead
+            print(f"readie-pipeline: {error.format_message()}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
         print("readie-pipeline: stopped; started again, it goes on from here", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:

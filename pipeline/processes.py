@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self, TypeVar
@@ -122,8 +123,9 @@ def run_worker(arguments: Sequence[str], kind: type[Record]) -> Record:
         raise Unavailable(f"readie-worker {arguments[0]}: {reason}", "") from error
 
 
+@cache
 def describe(sandbox: Sandbox) -> Description:
-    """What the sandboxes of this host are. Raises `RuntimeUnavailable`."""
+    """What the sandboxes of this host are; asked once. Raises `RuntimeUnavailable`."""
     try:
         return run_worker(["describe", *sandbox.arguments(), "--json"], Description)
     except Unavailable as error:
