@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 from uuid import uuid4
 
-import click
 import msgspec
 import typer
 
@@ -213,10 +212,11 @@ def main() -> None:
     except ReadieError as error:
         print(f"readie-worker: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UsageError) else 1)
-    except click.ClickException as error:
-        error.show(sys.stderr)
-        sys.exit(2)
-    except (KeyboardInterrupt, click.Abort):
+    except typer.TyperException as error:
+        if error.format_message():  # there is none where the help was shown instead
+            print(f"readie-worker: {error.format_message()}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
         print("readie-worker: stopped", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
