@@ -419,6 +419,7 @@ def test_a_sandbox_has_a_folder_and_an_environment_of_its_own(
     assert found["sigterm"]
     assert found["sigint"]
     assert found["environment"]["OPENBLAS_NUM_THREADS"] == "1"
+    assert found["environment"]["XDG_CACHE_HOME"] == str(runtime.rootfs / "var" / "cache")
 
 
 def test_the_baseline_is_loaded_in_every_start(call: RunCall, runtime: ForkRuntime) -> None:

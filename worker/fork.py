@@ -67,10 +67,7 @@ class ForkRuntime:
             )
         self.folder = folder
         self.bundle = make_bundle(folder / "bundle", self.python)
-        self.cache = self.rootfs / "var" / "cache"
-        if not self.cache.is_dir():
-            self.cache = folder / "cache"
-            self.cache.mkdir(exist_ok=True)
+        self.cache = shared_cache(self.rootfs, folder)
         self.zygotes: dict[tuple[str, str], Zygote] = {}
         self.retired: list[Zygote] = []
 
@@ -80,8 +77,6 @@ class ForkRuntime:
             "PATH": f"{self.rootfs / 'bin'}:/usr/local/bin:/usr/bin:/bin",
             "HOME": str(home),
             "TMPDIR": str(home),
-            # Shared: what libraries compute once and keep, such as matplotlib's list of fonts. The root filesystem's
-            # own if it has one.
             "XDG_CACHE_HOME": str(self.cache),
         }
 
@@ -205,6 +200,25 @@ class ForkRuntime:
         for zygote in [*self.zygotes.values(), *self.retired]:
             zygote.close()
         self.zygotes.clear()
+
+
+def shared_cache(rootfs: Path, folder: Path) -> Path:
+    """Where libraries keep what they compute once, such as matplotlib its list of fonts: `<rootfs>/var/cache`.
+
+    It belongs to the root filesystem, so that neither measurements nor cold starts compute it again and again. A root
+    filesystem that cannot be written has a substitute in `folder`.
+    """
+    cache = rootfs / "var" / "cache"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        pass
+    else:
+        if os.access(cache, os.W_OK):
+            return cache
+    substitute = folder / "cache"
+    substitute.mkdir(exist_ok=True)
+    return substitute
 
 
 def make_bundle(folder: Path, python: Path) -> Path:
