@@ -75,7 +75,7 @@ def numbered(number: int, flavor: str = "cpu") -> dict[str, Any]:
 # ---- what is stored ----
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(document=documents())
 def test_what_is_stored_is_the_document(database: Database, document: dict[str, Any]) -> None:
     """Items with their closures, checkpoints with their items and distributions are read back as the oracle has them."""
