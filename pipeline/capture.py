@@ -236,7 +236,7 @@ def carry_over(measurements: Measurements, rootfs: Path) -> Carried:
     return Carried(items, listed.distributions if listed else dict(sorted(distributions.items())), warnings)
 
 
-def last_alpha(out: Path, flavor: Flavor, host: Host) -> float | None:
+def last_alpha(out: Path, flavor: Flavor, runtime: str) -> float | None:
     """The alpha of the last manifest in the folder, if it was measured with this runtime."""
     path = out / "manifest.json"
     if not path.exists():
@@ -246,7 +246,7 @@ def last_alpha(out: Path, flavor: Flavor, host: Host) -> float | None:
     except BadFile as error:
         say(f"  the last alpha is lost: {error.detail}")
         return None
-    same = manifest.flavor is flavor and manifest.host.runtime == host.runtime
+    same = manifest.flavor is flavor and manifest.host.runtime == runtime
     return manifest.alpha_written if same else None
 
 
@@ -288,9 +288,9 @@ def plan_checkpoints(
     flavor = measurements.info.flavor
     alpha, warnings = options.alpha, list(carried.warnings)
     if alpha is None:
-        host = describe(sandbox).host
-        alpha = last_alpha(out, flavor, host)
+        alpha = last_alpha(out, flavor, sandbox.runtime)
         if alpha is None:
+            host = describe(sandbox).host
             captures = Captures(out / "captures.journal.jsonl", sandbox, host, out / "checkpoints")
             alpha, more = calibrate(captures, flavor)
             warnings += more

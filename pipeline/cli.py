@@ -116,13 +116,15 @@ def check_flavor(text: str) -> Flavor:
     return flavor
 
 
-def choose_sandbox(rootfs: Path, runtime: str, timeout: float = 60.0, memory: str = "4Gi") -> Sandbox:
-    """Raises `UsageError`, `RuntimeUnavailable`."""
+def choose_sandbox(
+    rootfs: Path, runtime: str, timeout: float = 60.0, memory: str = "4Gi", *, must_run: bool = True
+) -> Sandbox:
+    """Raises `UsageError`, `RuntimeUnavailable`. Planning goes on without a root filesystem that runs."""
     if runtime not in {"fork", "runsc"}:
         raise BadSetting(f"{runtime!r} is not a runtime", "Use fork or runsc.")
     if runtime == "runsc":
         raise RuntimeUnavailable("the runsc runtime is not built yet", "Use --runtime fork.")
-    if not (rootfs / "bin" / "python").exists():
+    if must_run and not (rootfs / "bin" / "python").exists():
         missing = "it has no bin/python" if rootfs.is_dir() else "no such folder"
         raise BadFile(f"{rootfs}: {missing}", "Give a root filesystem with a Python of its own with --rootfs.")
     parse_size(memory)
@@ -327,7 +329,7 @@ def plan(
     )
     with work_folder(out):
         measurements = find_measurements(out, kind)
-        sandbox = choose_sandbox(rootfs or Path(measurements.info.rootfs), runtime)
+        sandbox = choose_sandbox(rootfs or Path(measurements.info.rootfs), runtime, must_run=False)
         chosen, _ = plan_checkpoints(sandbox, measurements, find_corpus(out, corpus), out, options, again=True)
     if as_json:
         print_json(chosen)

@@ -5,10 +5,13 @@ Costs are DESIGN's: integer nanoseconds, over all requests of the corpus, the co
 """
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import reduce
 from itertools import combinations
+from operator import or_
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -25,12 +28,13 @@ from readie.errors import BadFile, BadSetting, UsageError
 from readie.flavor import Flavor
 from readie.units import MB, mb_to_bytes, price_size, seconds_to_ns
 
-Bits = NDArray[np.uint8]  # packed, one row a set
 Ns = NDArray[np.int64]
 
 MAX_PAIRS = 20_000  # pairs whose union and intersection become candidates, the most asked for first
+MAX_ASKERS = 200  # of one item, whose pairs count
 MAX_CANDIDATES = 20_000  # the most asked for first
-_CHUNK_CELLS = 4_000_000  # candidates × requests priced at once: 32 MB
+_CHUNK_REQUESTS = 500  # and
+_CHUNK_CANDIDATES = 500  # priced at once
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -222,16 +226,26 @@ def _price_sizes(sizes: Iterable[int], alpha: Decimal) -> Ns:
     return np.array([price_size(alpha, Decimal(repr(size_mb(int(size))))) for size in sizes], dtype=np.int64)
 
 
-def _held(problem: Problem, canonical: Sequence[int]) -> NDArray[np.bool_]:
-    """The blocks that importing these asked items loads: (blocks,)."""
-    blocks: NDArray[np.bool_] = np.logical_or.reduce(problem.reach[list(canonical)], axis=0)
-    return blocks
+def _held(problem: Problem, canonical: Sequence[Sequence[int]]) -> NDArray[np.bool_]:
+    """The blocks that importing each of these sets of asked items loads: (sets, blocks)."""
+    holds = np.zeros((len(canonical), len(problem.block_ns)), dtype=np.bool_)
+    for row, positions in enumerate(canonical):
+        holds[row] = np.logical_or.reduce(problem.reach[list(positions)], axis=0)
+    return holds
 
 
-def _normalise(problem: Problem, blocks: NDArray[np.bool_]) -> tuple[int, ...]:
-    """What of the asked items is held whole by a set of blocks: importing these loads nothing outside of it."""
-    outside = (problem.reach & ~blocks).any(axis=1)
-    return tuple(int(position) for position in np.flatnonzero(~outside))
+def _asked_within(problem: Problem) -> list[int]:
+    """Of each asked item, the asked items in its closure, as the bits of a number.
+
+    Closures are closed, so unions and intersections of them are known by the asked items in them: these numbers are
+    all that is needed to make candidates.
+    """
+    within = problem.reach[:, problem.block_of[problem.asked]]
+    return [sum(1 << int(position) for position in np.flatnonzero(row)) for row in within]
+
+
+def _positions(bits: int) -> tuple[int, ...]:
+    return tuple(position for position, bit in enumerate(reversed(f"{bits:b}")) if bit == "1")
 
 
 def find_candidates(problem: Problem, alpha: Decimal, limits: Limits) -> Candidates:
@@ -241,58 +255,50 @@ def find_candidates(problem: Problem, alpha: Decimal, limits: Limits) -> Candida
     At most `MAX_PAIRS` pairs and `MAX_CANDIDATES` candidates, the most asked for first. What is larger than
     `limits.checkpoint_mb` is left out. An intersection is cut down to what importing its asked items loads.
     """
-    weight_of_item = np.zeros(len(problem.asked), dtype=np.int64)
-    for request, weight in zip(problem.requests, problem.weights, strict=True):
-        weight_of_item[list(request)] += weight
+    weights = problem.weights.tolist()
+    items = _asked_within(problem)
+    weight_of_item = [0] * len(items)
+    sets = []
+    for request, weight in zip(problem.requests, weights, strict=True):
+        sets.append(reduce(or_, (items[position] for position in request)))
+        for position in request:
+            weight_of_item[position] += weight
 
-    base: list[tuple[int, NDArray[np.bool_]]] = []  # how often asked for, and the set
-    base += [(int(weight), needs) for weight, needs in zip(problem.weights, problem.needs, strict=True)]
-    base += [(int(weight), reach) for weight, reach in zip(weight_of_item, problem.reach, strict=True)]
-
-    pairs: dict[tuple[int, int], int] = {}  # positions in `base` → how often asked for
-    first_item = len(problem.requests)
-    for request, weight in zip(problem.requests, problem.weights, strict=True):
+    pairs: Counter[tuple[int, int]] = Counter()  # two sets, as bits → how often asked for
+    for request, weight in zip(problem.requests, weights, strict=True):
         for left, right in combinations(request, 2):
-            pair = (first_item + left, first_item + right)
-            pairs[pair] = pairs.get(pair, 0) + int(weight)
+            pairs[items[left], items[right]] += weight
     askers: dict[int, list[int]] = {}
     for row, request in enumerate(problem.requests):
         for position in request:
             askers.setdefault(position, []).append(row)
+    together: dict[tuple[int, int], int] = {}
     for rows in askers.values():
         # Of an item that everybody asks for, the heaviest askers: pairs grow with the square.
-        heaviest = sorted(rows, key=lambda row: (-int(problem.weights[row]), row))[:200]
+        heaviest = sorted(rows, key=lambda row: (-weights[row], row))[:MAX_ASKERS]
         for left, right in combinations(sorted(heaviest), 2):
-            pairs[left, right] = int(problem.weights[left] + problem.weights[right])
+            together[left, right] = weights[left] + weights[right]
+    for (left, right), weight in together.items():
+        pairs[sets[left], sets[right]] += weight
 
-    found: dict[tuple[int, ...], int] = {}
-
-    def add(weight: int, blocks: NDArray[np.bool_]) -> None:
-        canonical = _normalise(problem, blocks)
-        if canonical:
-            found[canonical] = max(weight, found.get(canonical, 0))
-
-    for weight, blocks in base:
-        add(weight, blocks)
+    found: Counter[int] = Counter()
+    for weight, bits in [*zip(weights, sets, strict=True), *zip(weight_of_item, items, strict=True)]:
+        found[bits] += weight
     for (left, right), weight in sorted(pairs.items(), key=lambda pair: (-pair[1], pair[0]))[:MAX_PAIRS]:
-        add(weight, base[left][1] | base[right][1])
-        add(weight, base[left][1] & base[right][1])
+        for bits in {left | right, left & right} - {0}:
+            found[bits] += weight
 
     largest = mb_to_bytes(Decimal(repr(limits.checkpoint_mb)))
-    kept = []
-    for canonical in sorted(found, key=lambda canonical: (-found[canonical], canonical)):
-        blocks = _held(problem, canonical)
-        size = int(problem.block_bytes[blocks].sum())
-        if size <= largest:
-            kept.append((canonical, blocks, size))
-    kept = sorted(kept[:MAX_CANDIDATES], key=lambda candidate: candidate[0])
-    sizes = np.array([size for _, _, size in kept], dtype=np.int64)
-    return Candidates(
-        canonical=[canonical for canonical, _, _ in kept],
-        holds=np.array([blocks for _, blocks, _ in kept], dtype=np.bool_).reshape(len(kept), len(problem.block_ns)),
-        sizes=sizes,
-        size_ns=_price_sizes(sizes.tolist(), alpha),
-    )
+    by_weight = sorted((-weight, _positions(bits)) for bits, weight in found.items())
+    canonical: list[tuple[int, ...]] = []
+    for start in range(0, len(by_weight), _CHUNK_CANDIDATES):
+        part = [positions for _, positions in by_weight[start : start + _CHUNK_CANDIDATES]]
+        sizes = _held(problem, part) @ problem.block_bytes
+        canonical += [positions for positions, size in zip(part, sizes.tolist(), strict=True) if size <= largest]
+    canonical = sorted(canonical[:MAX_CANDIDATES])
+    holds = _held(problem, canonical)
+    sizes = holds @ problem.block_bytes
+    return Candidates(canonical, holds, sizes, _price_sizes(sizes.tolist(), alpha))
 
 
 def cold_costs(problem: Problem) -> Ns:
@@ -302,10 +308,14 @@ def cold_costs(problem: Problem) -> Ns:
 
 def price(problem: Problem, holds: NDArray[np.bool_], size_ns: Ns) -> Ns:
     """The cost of each request (columns) from each set of blocks (rows), ns."""
-    # Products of 0, 1 and whole ns below 2**53 in floating point: exact in any order, and BLAS does them.
-    loads = problem.needs.astype(np.float64) * problem.block_ns
-    saved = (holds.astype(np.float64) @ loads.T).astype(np.int64)
-    prices: Ns = size_ns[:, None] + cold_costs(problem)[None, :] - saved
+    cold = cold_costs(problem)
+    prices = np.empty((len(holds), len(cold)), dtype=np.int64)
+    held = holds.astype(np.float64)
+    for start in range(0, len(cold), _CHUNK_REQUESTS):
+        part = slice(start, start + _CHUNK_REQUESTS)
+        # Products of 0, 1 and whole ns below 2**53 in floating point: exact in any order, and BLAS does them.
+        saved = held @ (problem.needs[part] * problem.block_ns).astype(np.float64).T
+        prices[:, part] = size_ns[:, None] + cold[None, part] - saved.astype(np.int64)
     return prices
 
 
@@ -324,9 +334,8 @@ def plan_greedy(
     current = cold_costs(problem)
     count = len(candidates.canonical)
     gains = np.zeros(count, dtype=np.int64)
-    step = max(1, _CHUNK_CELLS // max(1, len(problem.requests)))
-    for start in range(0, count, step):
-        rows = slice(start, start + step)
+    for start in range(0, count, _CHUNK_CANDIDATES):
+        rows = slice(start, start + _CHUNK_CANDIDATES)
         prices = price(problem, candidates.holds[rows], candidates.size_ns[rows])
         gains[rows] = np.maximum(current - prices, 0) @ problem.weights
 
@@ -363,6 +372,7 @@ def plan_fixed(
         raise UsageError("the fixed planner was given no sets", "Give it some with --sets.")
     ids = {key: number for number, key in enumerate(problem.keys)}
     position = {int(item): number for number, item in enumerate(problem.asked)}
+    within = _asked_within(problem)
     chosen: list[Chosen] = []
     for number, modules in enumerate(sets, start=1):
         positions = []
@@ -374,14 +384,14 @@ def plan_fixed(
                     "Leave it out, or install it in the root filesystem and run readie-pipeline analyze again.",
                 )
             positions.append(position[ids[match]])
-        blocks = _held(problem, positions)
+        blocks = _held(problem, [positions])[0]
         size = int(problem.block_bytes[blocks].sum())
         if size > limits.checkpoint_mb * MB:
             raise UsageError(
                 f"set {number} ({', '.join(modules)}) is {size_mb(size):.1f} MB, more than a checkpoint may have",
                 "Raise --checkpoint-mb, or give a smaller set.",
             )
-        one = Chosen(_normalise(problem, blocks), size)
+        one = Chosen(_positions(reduce(or_, (within[position] for position in positions))), size)
         if one not in chosen:
             chosen.append(one)
     if len(chosen) > limits.max_checkpoints - 1:
@@ -430,9 +440,7 @@ def make_plan(
     exact = Decimal(repr(alpha))
     chosen, candidates = plan(problem, exact, limits, sets)
     chosen = [Chosen((), 0), *chosen]
-    holds = np.array([_held(problem, one.canonical) for one in chosen], dtype=np.bool_).reshape(
-        len(chosen), len(problem.block_ns)
-    )
+    holds = _held(problem, [one.canonical for one in chosen])
     size_ns = _price_sizes([one.size_bytes for one in chosen], exact)
     prices = price(problem, holds, size_ns)
     cold = cold_costs(problem)

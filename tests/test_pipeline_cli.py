@@ -130,6 +130,15 @@ class TestAllOfIt:
         assert done.json["limits"]["checkpoint_mb"] == 5
         assert [one["canonical"] for one in done.json["checkpoints"]] == [[]]
 
+    def test_plan_goes_on_without_the_root_filesystem(self, command: Command, out: Path, tmp_path: Path) -> None:
+        """A warning says that nothing was filtered."""
+        for name in ("corpus.jsonl", "measurements.parquet"):
+            (tmp_path / name).write_bytes((out / name).read_bytes())
+        done = command("plan", "--out", tmp_path, "--alpha", "0.0001", "--rootfs", tmp_path / "nowhere")
+
+        assert done.code == 0, done.err
+        assert "nothing was filtered" in done.err
+
     def test_fixed_sets_come_from_a_file(self, command: Command, out: Path, tmp_path: Path) -> None:
         """One set a line."""
         for name in ("corpus.jsonl", "measurements.parquet"):
