@@ -262,7 +262,7 @@ def test_a_database_without_tables_is_behind(empty_database_url: str) -> None:
 
 def test_a_database_at_an_older_revision_is_behind(database: Database) -> None:
     """The message says at which it is and which is needed."""
-    config = Config("alembic.ini", attributes={"database": database})
+    config = Config(Path(__file__).parents[1] / "alembic.ini", attributes={"database": database})
     command.downgrade(config, "0001")
     with pytest.raises(DatabaseBehind, match=r"is at 0001, this version needs 0\d{3}"):
         check_schema(database)
