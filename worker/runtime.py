@@ -439,8 +439,9 @@ def run_call(
     finally:
         with contextlib.suppress(OSError):
             talk.drain_output()
-        talk.close()
+        # In this order: hung up on, the executor would end, and what it started could no longer be found below it.
         sandbox.end()
+        talk.close()
     phases = Phases(restore=restore, imports=imports, ready=ready, run=run)
     return Result(outcome=outcome, payload=payload, problem=problem, python=python, phases=phases)
 
