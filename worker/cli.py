@@ -196,7 +196,7 @@ def serve() -> None:
 
     Settings are environment variables: ROUTER_URL, WORKER_ID, WORKER_FLAVOR, WORKER_MEM_TOTAL, WORKER_GPU_TOTAL,
     WORKER_MAX_SANDBOXES, WORKER_DIR, WORKER_TOKEN, ROOTFS, CHECKPOINT_DIR, RUNTIME, MAX_PAYLOAD and others that
-    docs/cli.md describes.
+    docs/reference.md describes.
 
     Example: ROOTFS=rootfs CHECKPOINT_DIR=checkpoints readie-worker serve
     """

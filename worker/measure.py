@@ -102,7 +102,7 @@ def describe(name: str, figure: int, mode: Mode, known: dict[str, Any]) -> dict[
         "seconds": max(figure, 0) / 1e9 if mode == "time" else None,
         "kb": max(figure, 0) if mode == "memory" else None,
         "asks": [printable(asked) for asked in known.get("asks", ())] if mode == "edges" else None,
-        "stdlib": name.partition(".")[0] in sys.stdlib_module_names,
+        "stdlib": known.get("stdlib", name.partition(".")[0] in sys.stdlib_module_names),
         "file": known.get("file"),
     }
     if figure < 0 and mode == "time":

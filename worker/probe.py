@@ -251,6 +251,7 @@ class Hook:
             except AttributeError:  # something that is no module took its place
                 file = None
             entry: dict[str, Any] = {"name": name, "file": file}
+            entry["stdlib"] = name.partition(".")[0] in sys.stdlib_module_names
             if self.mode == "edges":
                 entry["asks"] = list(self.asks.get(name, ()))
             described.append(entry)

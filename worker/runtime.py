@@ -8,9 +8,10 @@ import selectors
 import shutil
 import socket
 import stat
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self
 from uuid import uuid4
@@ -208,27 +209,32 @@ def _granted(_: int) -> bool:
     return True
 
 
-@dataclass
 class Stop:
-    """A way to end a call from another thread."""
+    """A way to end a call from another thread. After `close`, which may come at any time, `set` does nothing."""
 
-    problem: ReadieError | None = None
-    event: int = field(default_factory=lambda: os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
+    def __init__(self) -> None:
+        self.problem: ReadieError | None = None
+        self.event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.closed = False
+        self.lock = threading.Lock()
 
     def set(self, problem: ReadieError) -> None:
         """Ends the call with `problem`; the first one counts."""
-        if self.problem is None:
-            self.problem = problem
-            os.eventfd_write(self.event, 1)
+        with self.lock:
+            if self.problem is None and not self.closed:
+                self.problem = problem
+                os.eventfd_write(self.event, 1)
+
+    def close(self) -> None:
+        with self.lock:
+            self.closed = True
+            os.close(self.event)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def close(self) -> None:
-        os.close(self.event)
 
 
 @dataclass(kw_only=True)

@@ -11,10 +11,8 @@ import msgspec
 
 from readie.errors import BadSetting
 from readie.flavor import Flavor
-from readie.settings import Bytes, read_settings
-from readie.wire import MAX_PAYLOAD, MAX_SECONDS
-
-Duration = Annotated[float, msgspec.Meta(gt=0, le=MAX_SECONDS, description="seconds above 0, a week at most")]
+from readie.settings import DEFAULT_ROUTER_URL, Bytes, Duration, RouterUrl, read_settings
+from readie.wire import IDENTIFIER, MAX_PAYLOAD
 
 
 def default_worker_id() -> str:
@@ -26,28 +24,26 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What `readie-worker serve` reads."""
 
     rootfs: str  # the root filesystem: a folder with its own bin/python
-    router_url: Annotated[
-        str, msgspec.Meta(pattern=r"^https?://[^/]", description="a URL such as http://127.0.0.1:8700")
-    ] = "http://127.0.0.1:8700"
+    router_url: RouterUrl = DEFAULT_ROUTER_URL  # the router that this worker offers itself to
     worker_token: str = ""  # what the router's WORKER_TOKEN is
     worker_id: Annotated[
         str,
         msgspec.Meta(
-            pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$",
+            pattern=IDENTIFIER,
             description="up to 128 letters, digits and . _ : -, of which the first is a letter or digit",
         ),
-    ] = msgspec.field(default_factory=default_worker_id)
-    worker_flavor: Flavor = Flavor.CPU
+    ] = msgspec.field(default_factory=default_worker_id)  # its name, one worker's own. Default: the host's name
+    worker_flavor: Flavor = Flavor.CPU  # gpu needs NVIDIA devices
     worker_mem_total: Bytes | None = None  # what sandboxes and zygotes may use together; unset: not a limit
     worker_gpu_total: Bytes | None = None  # GPU memory; of gpu workers only
     worker_max_sandboxes: Annotated[
         int, msgspec.Meta(ge=0, le=100_000, description="a whole number from 0 (no limit) to 100000")
-    ] = 0
-    worker_dir: str | None = (
-        None  # sandboxes' folders; one worker's own. Default: a folder in the system's temporary one
+    ] = 0  # how many sandboxes may live at once
+    worker_dir: str | None = None  # sandboxes' folders, one worker's own. Default: in the system's temporary folder
+    checkpoint_dir: str | None = (
+        None  # <generation>/manifest.json and <generation>/<checkpoint id>/; unset: cold starts
     )
-    checkpoint_dir: str | None = None  # <generation>/manifest.json and <generation>/<checkpoint id>/
-    runtime: Literal["fork", "runsc"] = "fork"
+    runtime: Literal["fork", "runsc"] = "fork"  # fork: forked processes, no isolation. runsc: gVisor
     max_payload: Bytes = Bytes(MAX_PAYLOAD)  # of a call and of a result
     max_output: Bytes = Bytes(10 * 1024 * 1024)  # of what one call prints; what is beyond is dropped
     start_timeout: Duration = 120.0  # until a function starts: restore or cold start, and imports
