@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from packaging.markers import Marker, default_environment
+from packaging.markers import Marker, UndefinedEnvironmentName, default_environment
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from readie.errors import BadRequirement
 from readie.wire import MAX_NAME, KeptPackage, SkippedPackage
@@ -23,10 +23,19 @@ def parse_requirement(text: str) -> Requirement:
     """
     if not isinstance(text, str) or len(text) > MAX_NAME:
         raise BadRequirement(f"{str(text)[:80]!r}: a requirement is text of at most {MAX_NAME} characters")
+    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise BadRequirement(f"{text!r}: NUL and lone surrogates are in no requirement")
     try:
         requirement = Requirement(text)
     except InvalidRequirement as error:
         raise BadRequirement(f"{text!r}: {str(error).partition(chr(10))[0]}") from error
+    if requirement.marker is not None:
+        try:
+            requirement.marker.evaluate()
+        except UndefinedEnvironmentName as error:
+            raise BadRequirement(f"{text!r}: {error.args[0]} stands in markers of lock files only") from error
+        except ValueError:  # a comparison without meaning here may have one on the worker
+            pass
     requirement.name = canonicalize_name(requirement.name)
     requirement.extras = {canonicalize_name(extra) for extra in requirement.extras}
     return requirement
@@ -70,7 +79,7 @@ def _apply_marker(marker: Marker | None, markers: Mapping[str, str]) -> tuple[bo
         return True, f"its marker cannot be evaluated: the worker reports no {', '.join(sorted(missing))}"
     try:
         return (True, "") if marker.evaluate(dict(markers)) else (False, f"nothing to install: not {marker}")
-    except ValueError as error:
+    except (ValueError, UndefinedEnvironmentName) as error:
         return True, f"its marker cannot be evaluated: {error}"
 
 
@@ -96,8 +105,8 @@ def _why_kept(requirement: Requirement, installed: str | None, policy: Policy) -
 def _satisfies(requirement: Requirement, installed: str) -> bool:
     try:
         Version(installed)
-    except InvalidVersion:
+        # An installed pre-release counts: it is what an import gets.
+        return requirement.specifier.contains(installed, prereleases=True)
+    except ValueError:  # it is no version, or one of more digits than Python reads
         # Some versions of packaging compare such a version, some raise: only the very same text satisfies.
         return all(each.operator == "===" and each.version == installed for each in requirement.specifier)
-    # An installed pre-release counts: it is what an import gets.
-    return requirement.specifier.contains(installed, prereleases=True)

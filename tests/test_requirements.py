@@ -21,6 +21,7 @@ INSTALLED = {
     "beta": "2.1.0rc1",
     "legacy": "2004d-unknown",
     "bare": "",
+    "endless": "9" * 5000,
 }
 
 #: Of a root filesystem that differs from this process in every way.
@@ -75,6 +76,7 @@ KEPT = {
     "beta>=2.1": ("has 2.1.0rc1, and >=2.1 is asked for", "2.1.0rc1"),
     "legacy>=1.0": ("has 2004d-unknown, and >=1.0 is asked for", "2004d-unknown"),
     "legacy>=1.0,===2004d-unknown": ("has 2004d-unknown", "2004d-unknown"),
+    "endless>=1": ("has 999", "9" * 5000),  # more digits than Python makes a number of
     "bare>=1": ("names no version of it, and >=1 is asked for", ""),
     "numpy @ https://example.org/numpy-2.0.0-py3-none-any.whl": ("it names a URL", "2.0.0"),
     "numpy @ https://example.org/n.whl;python_version<'3'": ("it names a URL", "2.0.0"),  # the URL contains the ;
@@ -103,6 +105,11 @@ REFUSED = [
     " ",
     "numpy; foo == '1'",
     "numpy; " + "(" * 400 + "python_version > '3'" + ")" * 400,
+    "numpy; 'a' in extras",
+    "numpy; 'a' in dependency_groups and os_name == 'none'",
+    "numpy @ https://example.org/\0.whl",
+    "numpy @ https://example.org/\ud800.whl",
+    "numpy===\udfff",
     "numpy==" + "9" * 1024,
     "x" * 1025,
 ]
@@ -234,4 +241,12 @@ class TestMarkers:
         skipped, (kept,) = split("numpy; os_name ~= 'none'")
 
         assert skipped == []
+        assert kept.reason.startswith("its marker cannot be evaluated: ")
+
+    def test_a_name_of_lock_files_behind_one_is_left_to_the_installer_too(self) -> None:
+        """Whichever of the two is found first, where the call runs."""
+        marker = "os_name ~= 'none' and 'a' in extras"
+
+        _, (kept,) = split(f"numpy; {marker}", markers=MARKERS | {"os_name": "1"})
+
         assert kept.reason.startswith("its marker cannot be evaluated: ")
