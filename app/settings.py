@@ -5,30 +5,28 @@ from typing import Annotated, Literal
 import msgspec
 
 from readie import wire
-from readie.settings import Bytes
-
-Duration = Annotated[float, msgspec.Meta(gt=0, le=wire.MAX_SECONDS, description="seconds above 0, a week at most")]
+from readie.settings import Bytes, Duration
 
 
 class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What `readie-router` reads with `readie.settings.read_settings(RouterSettings, os.environ)`."""
 
-    database_url: str = "duckdb:///readie.duckdb"  # or postgresql+psycopg://user:password@host/name
-    catalogue_dir: str | None = None  # the folder of <flavor>.json and <flavor>.parquet/
+    database_url: str = "duckdb:///readie.duckdb"  # a file, or postgresql+psycopg://user:password@host/name
+    catalogue_dir: str | None = None  # the folder of <flavor>.json and <flavor>.parquet/; unset: no files are imported
     # ROUTER_HOST and ROUTER_PORT, beside the clients' ROUTER_URL: some shells export HOST for themselves.
-    host: str = msgspec.field(default="127.0.0.1", name="router_host")
+    host: str = msgspec.field(default="127.0.0.1", name="router_host")  # the address to listen on
     port: Annotated[int, msgspec.Meta(ge=0, le=65535, description="a port from 0 (any free one) to 65535")] = (
         msgspec.field(default=8700, name="router_port")
-    )
+    )  # the port to listen on
     auth_token: str | None = None  # what clients send; unset: anyone may call
     worker_token: str | None = None  # what agents send; unset: any agent may join
     worker_ttl: Duration = 30.0  # a worker not heard from for this long is evicted
     sweep_interval: Duration = 5.0  # between two looks for what has expired
     accept_timeout: Duration = 30.0  # a placement not accepted for this long is placed again
     call_timeout: Duration = 600.0  # of a function whose call gives none
-    memory_headroom: Annotated[
-        float, msgspec.Meta(gt=0, le=1, description="the part of a worker's memory that calls may reserve, up to 1")
-    ] = 0.9
+    memory_headroom: Annotated[float, msgspec.Meta(gt=0, le=1, description="a number above 0, 1 at most")] = (
+        0.9  # the part of a worker's memory that calls may reserve
+    )
     default_memory: Bytes = Bytes(2**30)  # budget of a call that gives none
-    max_payload: Bytes = Bytes(wire.MAX_PAYLOAD)
+    max_payload: Bytes = Bytes(wire.MAX_PAYLOAD)  # of a call and of a result
     packages_policy: Literal["version", "names"] = "version"  # names: skip by name alone, whatever the version

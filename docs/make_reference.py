@@ -4,24 +4,21 @@
 """
 
 import inspect
-import os
 import re
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import pipeline.cli
 import typer
-from typer.testing import CliRunner
 
 import app.cli
+import pipeline.cli
 import worker.cli
 from app.settings import RouterSettings
 from readie.client import ClientSettings
 from readie.errors import problems
-from readie.settings import describe
+from readie.settings import Bytes, describe
 from worker.settings import WorkerSettings
 
 TARGET = Path(__file__).with_name("reference.md")
@@ -29,39 +26,63 @@ COMMANDS = {"readie-pipeline": pipeline.cli.app, "readie-router": app.cli.app, "
 SETTINGS = {"The router": RouterSettings, "The worker": WorkerSettings, "The client": ClientSettings}
 
 
+def row(*cells: object) -> str:
+    """A row of a table; what Markdown would take for a tag or a column is escaped."""
+    texts = [str(cell).replace("|", "\\|").replace("<", "\\<") for cell in cells]
+    return f"| {' | '.join(texts)} |"
+
+
+def code(value: object) -> str:
+    return f"`{value}`" if value not in {None, ""} else ""
+
+
 def settings_table(kind: type[msgspec.Struct]) -> list[str]:
     """One row a variable; what it means is the comment beside the field in the source."""
     lines = ["| variable | default | accepted | meaning |", "|---|---|---|---|"]
     source = inspect.getsource(kind)
     for field in msgspec.structs.fields(kind):
-        after = re.search(rf"^    {field.name}:.*?(?=^    \w+:|^    @|\Z)", source, re.MULTILINE | re.DOTALL)
-        comments = re.findall(r"[)\w\]\"'] +# (.*)", after[0]) if after else []
-        default = "" if field.required else str(default_of(field))
-        lines.append(
-            f"| `{field.encode_name.upper()}` | {f'`{default}`' if default else ''} | {describe(field.type)} "
-            f"| {' '.join(comments)} |"
-        )
+        text = re.search(rf"^    {field.name}:.*?(?=^    \w+:|^    @|^    # |\Z)", source, re.MULTILINE | re.DOTALL)
+        comments = re.findall(r"\S +# (.*)", text[0]) if text else []
+        default = "(required)" if field.required else code(show_default(field.default))
+        lines.append(row(code(field.encode_name.upper()), default, describe(field.type), " ".join(comments)))
     return lines
 
 
-def default_of(field: Any) -> object:
-    if field.default is msgspec.NODEFAULT:
+def show_default(default: object) -> str:
+    """A default as it would be written: sizes with their unit, numbers without a `.0`; nothing where there is none."""
+    if default is None or default is msgspec.NODEFAULT:
         return ""
-    return "" if field.default is None else field.default
+    if isinstance(default, Bytes):
+        units = [(unit, default // 1024**power) for power, unit in ((3, "Gi"), (2, "Mi")) if not default % 1024**power]
+        return next((f"{number}{unit}" for unit, number in units), str(int(default)))
+    return f"{default:g}" if isinstance(default, float) else str(default)
 
 
-def help_of(name: str, cli: typer.Typer) -> list[str]:
-    """The help of a command and of each of its subcommands, as a terminal of 100 columns shows it."""
-    runner = CliRunner(env={"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"})
-    commands = sorted(
-        command.name or command.callback.__name__ for command in cli.registered_commands if command.callback
-    )
-    lines: list[str] = []
-    for words in [[], *[[command.replace("_", "-")] for command in commands]]:
-        result = runner.invoke(cli, [*words, "--help"], prog_name=name)
-        text = "\n".join(line.rstrip() for line in result.output.strip().splitlines())
-        lines += [f"### {' '.join([name, *words])}", "", "```text", text, "```", ""]
+def describe_command(name: str, command: Any) -> list[str]:
+    """What a command does, its example, and a row for each of its arguments and options."""
+    # Typer's marks for help on a terminal: a form feed, and single line breaks within a paragraph.
+    said = [" ".join(part.split()) for part in (command.help or "").replace("\f", "").split("\n\n")]
+    said += [command.epilog or ""]
+    example = next((text.removeprefix("Example: ") for text in said if text.startswith("Example: ")), "")
+    lines = [f"#### {name}", ""]
+    lines += [line for text in said if text and not text.startswith("Example: ") for line in (text, "")]
+    if example:
+        lines += ["```sh", example, "```", ""]
+    rows = [describe_parameter(parameter) for parameter in command.params]
+    if rows:
+        lines += ["| option | variable | default | meaning |", "|---|---|---|---|", *rows, ""]
     return lines
+
+
+def describe_parameter(parameter: Any) -> str:
+    names = [*parameter.opts, *parameter.secondary_opts]
+    if parameter.param_type_name == "argument":
+        names = [parameter.metavar or parameter.name.upper()]
+    default = "" if getattr(parameter, "is_flag", False) else show_default(parameter.default)
+    meaning = parameter.help or ""
+    if parameter.required:
+        meaning = f"{meaning} Required."
+    return row(", ".join(map(code, names)), code(getattr(parameter, "envvar", "")), code(default), meaning)
 
 
 def reference() -> str:
@@ -88,17 +109,20 @@ def reference() -> str:
         "|---|---|---|---|---|",
     ]
     lines += [
-        f"| `{slug}` | {problem.status} | {problem.title} | `{problem.__name__}` | {problem.way_out} |"
+        row(code(slug), problem.status, problem.title, code(problem.__name__), problem.way_out)
         for slug, problem in sorted(problems().items())
     ]
     lines += ["", "## Commands", ""]
+    lines += ["Every option that has a variable takes its default from it. Each command has `--help`.", ""]
     for name, cli in COMMANDS.items():
-        lines += help_of(name, cli)
-    return textwrap.dedent("\n".join(lines)).rstrip() + "\n"
+        group: Any = typer.main.get_command(cli)
+        lines += [f"### {name}", "", group.help, ""]
+        for command in group.commands.values():
+            lines += describe_command(f"{name} {command.name}", command)
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def main() -> int:
-    os.environ["COLUMNS"] = "100"
     text = reference()
     if sys.argv[1:] == ["--check"]:
         if TARGET.read_text(encoding="utf-8") != text:

@@ -23,7 +23,7 @@ from collections import ChainMap
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Generic, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
+from typing import Any, ClassVar, Generic, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
 import cloudpickle
 import httpx
@@ -50,7 +50,7 @@ from readie.errors import (
 )
 from readie.imports import Reached, is_local, reach
 from readie.requirements import parse_requirement
-from readie.settings import read_settings
+from readie.settings import DEFAULT_ROUTER_URL, RouterUrl, read_settings
 from readie.units import parse_size
 
 P = ParamSpec("P")
@@ -71,10 +71,8 @@ _ENDED: frozenset[wire.CallState] = frozenset({"finished", "failed", "cancelled"
 class ClientSettings(msgspec.Struct, frozen=True):
     """Environment variables of the client, read at each call."""
 
-    router_url: Annotated[
-        str, msgspec.Meta(pattern=r"^https?://[^/]", description="a URL such as http://127.0.0.1:8700")
-    ] = "http://127.0.0.1:8700"
-    auth_token: str = ""
+    router_url: RouterUrl = DEFAULT_ROUTER_URL  # the router that places the calls
+    auth_token: str = ""  # what the router's AUTH_TOKEN is
 
 
 class Options(TypedDict, total=False):

@@ -30,7 +30,7 @@ class ReadieError(Exception):
     def __init__(self, detail: str = "", way_out: str | None = None) -> None:
         super().__init__(detail)
         self.detail = detail
-        self.hint = way_out or self.way_out
+        self.hint = self.way_out if way_out is None else way_out
 
     def __str__(self) -> str:
         return ": ".join(filter(None, [self.title.lower() if not self.detail else "", self.detail])) + (
@@ -296,7 +296,8 @@ def problems() -> dict[str, type[ReadieError]]:
     waiting: list[type[ReadieError]] = [ReadieError]
     while waiting:
         problem = waiting.pop()
-        table[problem.slug] = problem
+        if "slug" in vars(problem):  # a part's own kind of a problem is no other row
+            table[problem.slug] = problem
         waiting += problem.__subclasses__()
     return table
 

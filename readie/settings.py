@@ -9,12 +9,19 @@ import msgspec
 from readie.errors import BadSetting, ReadieError
 from readie.flavor import Flavor, parse_flavor
 from readie.units import parse_size
+from readie.wire import MAX_SECONDS
 
 Settings = TypeVar("Settings", bound=msgspec.Struct)
 
 
 class Bytes(int):
     """A setting in bytes, written as bytes or as `16Gi`."""
+
+
+Duration = Annotated[float, msgspec.Meta(gt=0, le=MAX_SECONDS, description="seconds above 0, a week at most")]
+
+DEFAULT_ROUTER_URL = "http://127.0.0.1:8700"
+RouterUrl = Annotated[str, msgspec.Meta(pattern=r"^https?://[^/]", description=f"a URL such as {DEFAULT_ROUTER_URL}")]
 
 
 def _decode(kind: type, value: Any) -> Any:

@@ -17,8 +17,10 @@ MAX_SECONDS = 7 * 86_400.0
 MAX_WAIT = 60.0
 MAX_PAYLOAD = 16 * 1024 * 1024  # the default of the setting
 
+IDENTIFIER = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$"
+
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
-Identifier = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")]
+Identifier = Annotated[str, msgspec.Meta(pattern=IDENTIFIER)]
 Bytes = Annotated[int, msgspec.Meta(gt=0, le=2**62)]
 Amount = Annotated[int, msgspec.Meta(ge=0, le=2**62)]  # bytes, none included
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]

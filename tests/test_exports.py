@@ -56,10 +56,3 @@ def test_public_names_are_these() -> None:
 def test_importing_readie_loads_no_client() -> None:
     """A worker that imports the units loads neither HTTP nor pickling."""
     assert {"httpx", "cloudpickle", "readie.client", "msgspec"}.isdisjoint(modules_after("import readie.units"))
-
-
-def test_importing_the_client_is_light() -> None:
-    """It loads no database, web framework or array library."""
-    heavy = {"numpy", "pyarrow", "scipy", "sqlalchemy", "litestar", "duckdb", "psycopg", "ijson"}
-
-    assert heavy.isdisjoint(modules_after("from readie import remote"))

@@ -40,9 +40,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         int, msgspec.Meta(ge=0, le=100_000, description="a whole number from 0 (no limit) to 100000")
     ] = 0  # how many sandboxes may live at once
     worker_dir: str | None = None  # sandboxes' folders, one worker's own. Default: in the system's temporary folder
-    checkpoint_dir: str | None = (
-        None  # <generation>/manifest.json and <generation>/<checkpoint id>/; unset: cold starts
-    )
+    checkpoint_dir: str | None = None  # the folder of <generation>/manifest.json; unset: every start is cold
     runtime: Literal["fork", "runsc"] = "fork"  # fork: forked processes, no isolation. runsc: gVisor
     max_payload: Bytes = Bytes(MAX_PAYLOAD)  # of a call and of a result
     max_output: Bytes = Bytes(10 * 1024 * 1024)  # of what one call prints; what is beyond is dropped

@@ -18,9 +18,7 @@ from app.waiting import CAPACITY, WakeUps, call_topic, worker_topic
 from readie.errors import ResultTooLarge
 from readie.flavor import Flavor
 from readie.units import ns_to_seconds
-from readie.wire import HeldGeneration, Orders, Output, Result, WorkerStatus, WorkerView
-
-IDENTIFIER = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$"
+from readie.wire import IDENTIFIER, HeldGeneration, Orders, Output, Result, WorkerStatus, WorkerView
 
 
 @put("/workers/{worker_id:str}", operation_id="reportWorker", status_code=204, sync_to_thread=True, responses=PROBLEMS)
