@@ -121,10 +121,11 @@ class _Compiled(msgspec.Struct):
 def _run_inside(python: Path, script: str, text: bytes = b"") -> bytes:
     path = Path(__file__).with_name(script)
     done = subprocess.run([python, "-I", "-B", path], input=text, capture_output=True, check=False)
-    if done.returncode:
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
         reason = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
         raise Unavailable(f"{python} ended with {done.returncode}: {''.join(reason)}", "")
-    return done.stdout
+    return lines[-1]  # path files run code at start, and that may print
 
 
 def compile_ahead(python: Path, files: Iterable[str] | None = None) -> int:

@@ -2,8 +2,6 @@
 
 import fcntl
 import math
-import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,8 +21,9 @@ from pipeline.progress import say, stage
 from pipeline.report import report_generation, write_plan_text, write_text
 from pipeline.verify import verify as run_verification
 from pipeline.verify import write_verification
-from readie.errors import BadFile, BadSetting, NeedsGpu, ReadieError, RuntimeUnavailable, Unavailable, UsageError
-from readie.flavor import Flavor, parse_flavor
+from readie.command_line import run_command_line
+from readie.errors import BadFile, BadSetting, RuntimeUnavailable, Unavailable, UsageError
+from readie.flavor import Flavor, check_gpu, parse_flavor
 from readie.units import MAX_ALPHA, parse_size
 
 app = typer.Typer(
@@ -111,8 +110,7 @@ LIMITS = Limits()
 def check_flavor(text: str) -> Flavor:
     """The flavor, if this host can build for it. Raises `BadFlavor`, `NeedsGpu`."""
     flavor = parse_flavor(text)
-    if flavor is Flavor.GPU and not (Path("/dev/nvidiactl").exists() and any(Path("/dev").glob("nvidia[0-9]*"))):
-        raise NeedsGpu("flavor gpu is built on a host with a GPU, and this one has no /dev/nvidiactl and /dev/nvidia0")
+    check_gpu(flavor)
     return flavor
 
 
@@ -467,22 +465,8 @@ def verify(
 
 
 def main() -> None:
-    """Entry of the console script. Known errors become one message: exit 2 for usage, 1 for failure."""
-    try:
-        code = app(standalone_mode=False)
-    except ReadieError as error:
-        print(f"readie-pipeline: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, UsageError) else 1)
-    except typer.TyperException as error:
-        if error.format_message():  # there is none where the help was shown instead
-            print(f"readie-pipeline: {error.format_message()}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except (KeyboardInterrupt, typer.Abort):
-        print("readie-pipeline: stopped; started again, it goes on from here", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:
-        os._exit(1)  # whoever read the output has gone
-    sys.exit(code if isinstance(code, int) else 0)
+    """Entry of the console script."""
+    run_command_line("readie-pipeline", app, stopped="stopped; started again, it goes on from here")
 
 
 if __name__ == "__main__":

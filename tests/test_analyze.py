@@ -484,6 +484,13 @@ class TestInsideTheRootFilesystem:
             "one.two.three.x.y": "one.two.three",
         }
 
+    def test_what_path_files_print_does_no_harm(self, tmp_path: Path) -> None:
+        """They run before anything else, and say what they like."""
+        rootfs = make_rootfs(tmp_path / "rootfs", package("one", ""))
+        (site_of(rootfs) / "loud.pth").write_text("import sys; print('loud')\n")
+
+        assert find_modules(rootfs / "bin" / "python", ["one.f"]) == {"one.f": "one"}
+
     def test_a_name_with_one_part_too_many_asks_for_its_module(self, tmp_path: Path) -> None:
         """With two too many, the module may exist once its package ran: the names are tried in turn."""
         rootfs = make_rootfs(tmp_path / "rootfs", {"one": {"one/__init__.py": "", "one/two.py": ""}})

@@ -247,12 +247,16 @@ class TestGeneration:
 class TestRefusals:
     """What cannot be captured as planned is not captured at all."""
 
+    @pytest.mark.usefixtures("captured")
     def test_a_canonical_import_that_fails_is_a_failed_capture(
-        self, tmp_path: Path, measurements: Measurements, planned: tuple[Plan, Carried]
+        self, tmp_path: Path, out: Path, measurements: Measurements, planned: tuple[Plan, Carried]
     ) -> None:
         """The error names the checkpoint and the module; no catalogue is written."""
         rootfs = make_rootfs(tmp_path / "rootfs", PACKAGES)
         (site_of(rootfs) / "tower" / "__init__.py").write_text("raise RuntimeError('not today')\n")
+        # All but that checkpoint is there already, which keeps the test short.
+        shutil.copy(out / "captures.journal.jsonl", tmp_path)
+        shutil.copytree(out / "checkpoints", tmp_path / "checkpoints", ignore=lambda _, __: {"checkpoint_1"})
         with pytest.raises(CaptureFailed, match=r"tower.*not today") as raised:
             capture(sandbox_of(rootfs), measurements, *planned, tmp_path)
 
