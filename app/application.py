@@ -142,6 +142,8 @@ def _as_problem(error: Exception) -> ReadieError | None:
     match error:
         case ReadieError():
             return error
+        case ValidationException(extra=[{"key": "data", "message": "'data'"}]):
+            return BadRequest("the request has no body")
         case ValidationException(extra=list() as found):
             places = [": ".join(filter(None, [each.get("key"), each.get("message")])) for each in found]
             return BadRequest("; ".join(places) or error.detail)
@@ -151,6 +153,8 @@ def _as_problem(error: Exception) -> ReadieError | None:
             return MethodNotAllowed("the route is there, but not for this method")
         case HTTPException(status_code=413):
             return PayloadTooLarge("the body is larger than MAX_PAYLOAD and the rest of a request can be")
+        case HTTPException(status_code=500, detail="client disconnected prematurely"):
+            return BadRequest("the body ended before it was whole")
         case HTTPException(status_code=status) if 400 <= status < 500:
             return BadRequest(error.detail)
     return None

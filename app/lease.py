@@ -14,11 +14,13 @@ from app.sql import statement
 from readie.errors import (
     PREFIX,
     CallCancelled,
+    CallError,
     PlacementTaken,
     ReadieError,
     UnknownCall,
     UnknownPlacement,
     UnknownWorker,
+    problems,
 )
 from readie.units import NS_PER_SECOND
 from readie.wire import MAX_SECONDS, Assignment, Orders, Output, Problem, Result
@@ -156,7 +158,8 @@ def finish_call(connection: Connection, call_id: str, result: Result) -> None:
     """Writes down how a call ended; its lease has ended before, in this transaction."""
     outcome: str = result.outcome
     if outcome == "failed" and result.problem is not None:
-        outcome = result.problem.type.removeprefix(PREFIX)
+        slug = result.problem.type.removeprefix(PREFIX)
+        outcome = slug if slug in problems() else CallError.slug  # an agent may report whatever it likes
     connection.execute(
         statement("finish_call"),
         {

@@ -17,6 +17,7 @@ from app.settings import RouterSettings
 from app.sql import statement
 from app.waiting import CAPACITY, call_topic, worker_topic
 from readie.errors import BadRequest, CallTimeout, DatabaseUnavailable, PlacementError, ReadieError, WorkerLost
+from readie.flavor import Flavor
 from readie.units import NS_PER_SECOND
 from readie.wire import WorkerStatus
 
@@ -34,8 +35,10 @@ log = structlog.get_logger(__name__)
 
 def report_status(connection: Connection, worker_id: str, status: WorkerStatus) -> None:
     """Replaces all that is known of a worker by what it reports. Raises `BadRequest` for a sandbox or a placement listed
-    twice.
+    twice, and for GPU memory of a cpu worker.
     """
+    if status.flavor is Flavor.CPU and status.gpu_total is not None:
+        raise BadRequest(f"gpu_total {status.gpu_total}: the flavor is cpu", "Leave it out, or report flavor gpu.")
     sandboxes = {sandbox.sandbox_id: sandbox for sandbox in status.sandboxes}
     placements = [sandbox.placement_id for sandbox in status.sandboxes if sandbox.placement_id is not None]
     if len(sandboxes) < len(status.sandboxes) or len(set(placements)) < len(placements):

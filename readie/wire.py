@@ -17,16 +17,19 @@ MAX_SECONDS = 7 * 86_400.0
 MAX_WAIT = 60.0
 MAX_PAYLOAD = 16 * 1024 * 1024  # the default of the setting
 
-IDENTIFIER = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$"
+END = r"$(?!\n)"  # of a pattern: `$` alone also ends before a line feed, and JSON Schema has no `\Z`
+IDENTIFIER = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}" + END
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
+Text = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 Identifier = Annotated[str, msgspec.Meta(pattern=IDENTIFIER)]
 Bytes = Annotated[int, msgspec.Meta(gt=0, le=2**62)]
 Amount = Annotated[int, msgspec.Meta(ge=0, le=2**62)]  # bytes, none included
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)]
-Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
+Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}" + END)]
 Modules = Annotated[list[Name], msgspec.Meta(max_length=MAX_MODULES)]
+Markers = Annotated[dict[Text, Text], msgspec.Meta(max_length=100)]  # a PEP 508 marker environment
 
 #: placed: a worker was chosen → accepted: the agent runs it → finished | failed | cancelled
 CallState = Literal["placed", "accepted", "finished", "failed", "cancelled"]
@@ -51,7 +54,7 @@ class CallRequest(Record, frozen=True, kw_only=True):
 
     payload: bytes
     function: Name = "function"  # for people: its qualified name
-    python: Annotated[str, msgspec.Meta(pattern=r"^3\.[0-9]{1,2}$")]  # the client's minor version
+    python: Annotated[str, msgspec.Meta(pattern=r"^3\.[0-9]{1,2}" + END)]  # the client's minor version
     modules: Modules = []
     gpu: bool = False
     memory: Bytes | None = None
@@ -123,7 +126,7 @@ class Problem(Answer, frozen=True, kw_only=True):
 
     type: str
     title: str
-    status: int = 500
+    status: Count = 500
     detail: str = ""
     way_out: str = ""
     instance: str | None = None
@@ -252,16 +255,16 @@ class WorkerStatus(Record, frozen=True, kw_only=True):
 
     flavor: Flavor
     state: WorkerState
-    python: str  # "3.11.7", of the root filesystem
-    markers: dict[str, str] = {}  # PEP 508 marker environment of the root filesystem
+    python: Name  # "3.11.7", of the root filesystem
+    markers: Markers = {}  # of the root filesystem
     runtime: Literal["fork", "runsc"]
     memory_total: Bytes | None = None  # None: unknown, memory is not a filter
     gpu_total: Bytes | None = None
     max_sandboxes: Count = 0  # 0: no limit
     base_memory: Amount = 0  # bytes a sandbox uses before any checkpoint
-    sandboxes: list[SandboxStatus] = []
-    generations: list[HeldGeneration] = []
-    incarnation: str = ""  # a random id of the agent process
+    sandboxes: Annotated[list[SandboxStatus], msgspec.Meta(max_length=100_000)] = []
+    generations: Annotated[list[HeldGeneration], msgspec.Meta(max_length=1_000)] = []
+    incarnation: Text = ""  # a random id of the agent process
 
 
 class Assignment(Answer, frozen=True, kw_only=True):

@@ -405,6 +405,8 @@ def test_the_openapi_document(refusing: httpx.Client) -> None:
         ({"function": "\0"}, "bad-request"),
         ({"python": "2.7"}, "bad-request"),
         ({"python": None}, "bad-request"),
+        ({"python": "3.11\n"}, "bad-request"),
+        ({"packages": ["numpy; 'a' in extras"]}, "bad-requirement"),
         ({"payload": "not base64!"}, "bad-request"),
         ({"misspelt": 1}, "bad-request"),
     ],
@@ -497,6 +499,8 @@ def test_bodies_that_are_too_large(serve: Serve) -> None:
         ("GET", "/v1/calls/nonsense", "unknown-call"),
         ("DELETE", "/v1/calls/nonsense", "unknown-call"),
         ("GET", "/v1/calls/%00", "bad-request"),
+        ("GET", "/v1/calls/" + "x" * 1025, "bad-request"),
+        ("GET", "/v1/catalogues/cpu/items/" + "x/" * 1024, "bad-request"),
         ("GET", "/v1/calls/nonsense?wait=61", "bad-request"),
         ("GET", "/v1/calls/nonsense?wait=nan", "bad-request"),
         ("GET", "/v1/calls/nonsense?seen=-1", "bad-request"),
@@ -527,7 +531,13 @@ def test_paths_that_lead_nowhere(refusing: httpx.Client, method: str, path: str,
         ({"memory_total": -1}, "bad-request"),
         ({"python": "\0"}, "bad-request"),
         ({"markers": {"a": "\0"}}, "bad-request"),
+        ({"markers": {"a": "x" * 1025}}, "bad-request"),
+        ({"markers": {str(number): "" for number in range(101)}}, "bad-request"),
+        ({"python": "x" * 1025}, "bad-request"),
+        ({"incarnation": "x" * 1025}, "bad-request"),
+        ({"gpu_total": GIB}, "bad-request"),
         ({"generations": [{"generation": "short", "checkpoint_ids": []}]}, "bad-request"),
+        ({"generations": [{"generation": "0" * 64 + "\n", "checkpoint_ids": []}]}, "bad-request"),
         ({"sandboxes": [{"sandbox_id": "s", "memory": 1}] * 2}, "bad-request"),
     ],
 )
@@ -536,7 +546,7 @@ def test_reports_that_are_refused(refusing: httpx.Client, changes: dict[str, Any
     assert problem(refusing.put("/v1/workers/other", json=STATUS | changes)) == slug
 
 
-@pytest.mark.parametrize("worker_id", ["a b", "-a", "x" * 129, "ü"])
+@pytest.mark.parametrize("worker_id", ["a b", "-a", "x" * 129, "ü", "a%0A"])
 def test_worker_ids_that_are_refused(refusing: httpx.Client, worker_id: str) -> None:
     """A worker's id is letters, digits and . _ : - of ASCII."""
     assert problem(refusing.put(f"/v1/workers/{worker_id}", json=STATUS)) == "bad-request"
@@ -553,6 +563,26 @@ def test_results_with_numbers_that_are_none(client: httpx.Client, worker: str) -
     )
 
     assert problem(answer) == "bad-request"
+
+
+@pytest.mark.parametrize("type_", ["urn:readie:problem:made-up", "\0", "", "x" * 5000])
+def test_a_problem_that_is_not_in_the_table(client: httpx.Client, worker: str, type_: str) -> None:
+    """An agent's own kind of failure is one, and reaches the client as it was sent."""
+    placed = place(client)
+    odd = {"type": type_, "title": "odd\0", "detail": "\0"}
+    path = f"/v1/placements/{placed['placement']['placement_id']}/result"
+
+    huge = odd | {"status": 2**64}
+    assert problem(client.put(path, json={"outcome": "failed", "problem": huge})) == "bad-request"
+    assert client.put(path, json={"outcome": "failed", "problem": odd}).status_code == 204
+    status = client.get(f"/v1/calls/{placed['call_id']}").json()
+    assert (status["state"], status["result"]["problem"]["type"]) == ("failed", type_)
+
+
+def test_a_request_without_a_body_is_told_so(refusing: httpx.Client) -> None:
+    """Neither as JSON nor as MessagePack is nothing a call."""
+    for headers in ({}, {"Content-Type": MSGPACK}):
+        assert refusing.post("/v1/calls", headers=headers).json()["detail"] == "the request has no body"
 
 
 def test_faults_of_the_application_say_nothing_of_its_inside(serve: Serve, database: Database) -> None:

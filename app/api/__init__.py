@@ -16,7 +16,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.response.base import ASGIResponse
 
 from readie.errors import BadFlavor, BadRequest, Unauthorized
-from readie.wire import Output, Problem, Result
+from readie.wire import MAX_NAME, Output, Problem, Result
 
 JSON: Final = "application/json"
 #: The registered name first; the others are in use.
@@ -129,5 +129,9 @@ def token_guard(token: str | None) -> Callable[[ASGIConnection[Any, Any, Any, An
 
 
 def check_path(connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:
-    """A guard: names in the path are text that a database holds."""
-    check_text(connection.scope["path"])
+    """A guard: names in the path are text that a database holds, and no longer than names are."""
+    path: str = connection.scope["path"]
+    check_text(path)
+    # No name has a / but an item's key, which comes last.
+    if len(path) > 2 * MAX_NAME or any(len(name) > MAX_NAME for name in path.split("/")):
+        raise BadRequest(f"the path is longer than that of any name of {MAX_NAME} characters")
