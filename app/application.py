@@ -21,7 +21,6 @@ from litestar.openapi.spec import Components, SecurityScheme
 
 from app.api import PROBLEM, WireRequest, WireResponse, calls, catalogues, check_path, operations, token_guard, workers
 from app.database import Database
-from app.lease import problem_of
 from app.liveness import prune, sweep
 from app.settings import RouterSettings
 from app.waiting import WakeUps
@@ -37,6 +36,7 @@ from readie.errors import (
     ReadieError,
     Unauthorized,
 )
+from readie.wire import problem_of
 
 #: Seconds between two looks for payloads and results that are past their time.
 PRUNE_INTERVAL = 60.0

@@ -29,13 +29,13 @@ from app.database import Database, check_schema, migrate, open_database
 from app.scoring import explain as explain_modules
 from app.settings import RouterSettings
 from app.waiting import WakeUps
+from readie.command_line import run_command_line
 from readie.errors import (
     BadFile,
     BadSetting,
     DatabaseInUse,
     DatabaseUnavailable,
     PortTaken,
-    ReadieError,
     RouterUnreachable,
     UsageError,
     problem_from,
@@ -415,16 +415,9 @@ def _log_to_stderr(level: int) -> None:
 
 
 def main() -> None:
-    """The command line; a known error is one message, with exit code 2 where the usage is at fault, else 1."""
+    """Entry of the console script."""
     _log_to_stderr(logging.WARNING)
-    try:
-        app()
-    except ReadieError as error:
-        _say(f"readie-router: {error}")
-        sys.exit(2 if isinstance(error, UsageError) else 1)
-    except Exception as error:  # noqa: BLE001  a fault of ours; its first line says enough to report it
-        _say(f"readie-router: internal error: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
-        sys.exit(1)
+    run_command_line("readie-router", app)
 
 
 if __name__ == "__main__":

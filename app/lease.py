@@ -23,7 +23,7 @@ from readie.errors import (
     problems,
 )
 from readie.units import NS_PER_SECOND
-from readie.wire import MAX_SECONDS, Assignment, Orders, Output, Problem, Result
+from readie.wire import MAX_SECONDS, Assignment, Orders, Output, Result, problem_of
 
 #: Placements that one answer to an agent carries at most: their payloads are in it.
 MOST_AT_ONCE = 8
@@ -37,18 +37,6 @@ _STATES = {"returned": "finished", "raised": "finished", "failed": "failed", "ca
 def call_of(placement_id: str) -> str:
     """The call of a placement: its id is the call's, a dash, and the count of placements."""
     return placement_id.rpartition("-")[0]
-
-
-def problem_of(error: ReadieError, instance: str | None = None) -> Problem:
-    """The problem document of an error."""
-    return Problem(
-        type=error.type,
-        title=error.title,
-        status=error.status,
-        detail=error.detail,
-        way_out=error.hint,
-        instance=instance,
-    )
 
 
 def read_orders(connection: Connection, worker_id: str) -> Orders:

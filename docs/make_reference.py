@@ -23,7 +23,11 @@ from worker.settings import WorkerSettings
 
 TARGET = Path(__file__).with_name("reference.md")
 COMMANDS = {"readie-pipeline": pipeline.cli.app, "readie-router": app.cli.app, "readie-worker": worker.cli.app}
-SETTINGS = {"The router": RouterSettings, "The worker": WorkerSettings, "The client": ClientSettings}
+SETTINGS: dict[str, type[msgspec.Struct]] = {
+    "The router": RouterSettings,
+    "The worker": WorkerSettings,
+    "The client": ClientSettings,
+}
 
 
 def row(*cells: object) -> str:

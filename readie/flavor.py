@@ -1,8 +1,9 @@
 """Flavors: what kind of worker a sandbox, a checkpoint or a catalogue belongs to."""
 
 from enum import StrEnum
+from pathlib import Path
 
-from readie.errors import BadFlavor
+from readie.errors import BadFlavor, NeedsGpu
 
 
 class Flavor(StrEnum):
@@ -19,3 +20,9 @@ def parse_flavor(text: object) -> Flavor:
             if text == flavor.value:
                 return flavor
     raise BadFlavor(f"{text!r} is not a flavor")
+
+
+def check_gpu(flavor: Flavor) -> None:
+    """Raises `NeedsGpu` for flavor gpu on a host without NVIDIA devices."""
+    if flavor is Flavor.GPU and not (Path("/dev/nvidiactl").exists() and any(Path("/dev").glob("nvidia[0-9]*"))):
+        raise NeedsGpu("flavor gpu needs a GPU, and this host has no /dev/nvidiactl and /dev/nvidia0")

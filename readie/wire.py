@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from readie.errors import ReadieError
 from readie.flavor import Flavor
 
 MAX_NAME = 1024
@@ -131,6 +132,18 @@ class Problem(Answer, frozen=True, kw_only=True):
     way_out: str = ""
     instance: str | None = None
     traceback: str | None = None
+
+
+def problem_of(error: ReadieError, instance: str | None = None) -> Problem:
+    """The problem document of an error."""
+    return Problem(
+        type=error.type,
+        title=error.title,
+        status=error.status,
+        detail=error.detail,
+        way_out=error.hint,
+        instance=instance,
+    )
 
 
 class Started(Answer, frozen=True, kw_only=True):

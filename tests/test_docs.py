@@ -22,7 +22,7 @@ from worker.settings import WorkerSettings
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "docs" / "reference.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-SETTINGS = [RouterSettings, WorkerSettings, ClientSettings]
+SETTINGS: list[type[msgspec.Struct]] = [RouterSettings, WorkerSettings, ClientSettings]
 COMMAND_LINES = {"readie-pipeline": pipeline.cli.app, "readie-router": app.cli.app, "readie-worker": worker.cli.app}
 COMMANDS = {
     f"{name} {command}": definition

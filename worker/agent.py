@@ -37,7 +37,7 @@ from readie.errors import (
     UnknownWorker,
     WorkerLost,
 )
-from readie.flavor import Flavor
+from readie.flavor import Flavor, check_gpu
 from readie.wire import (
     Assignment,
     HeldGeneration,
@@ -48,9 +48,10 @@ from readie.wire import (
     Started,
     WorkerState,
     WorkerStatus,
+    problem_of,
 )
 from worker.checkpoints import Held, find_checkpoints
-from worker.host import check_gpu, open_runtime
+from worker.host import open_runtime
 from worker.output import OutputSender
 from worker.router import Router, persist
 from worker.runtime import (
@@ -62,7 +63,6 @@ from worker.runtime import (
     StartFailed,
     Stop,
     Ties,
-    describe_problem,
     run_call,
     try_start,
 )
@@ -532,7 +532,7 @@ class Agent:
             log.warning("result refused", placement_id=placement_id, reason=error.detail)
             if result.payload:
                 refused = ResultTooLarge if isinstance(error, PayloadTooLarge) else BadResult
-                problem = describe_problem(refused(f"the router refused it: {error.detail}"))
+                problem = problem_of(refused(f"the router refused it: {error.detail}"))
                 self.send_result(
                     placement_id, msgspec.structs.replace(result, outcome="failed", payload=b"", problem=problem)
                 )
@@ -541,7 +541,7 @@ class Agent:
 def failed(error: ReadieError) -> Result:
     """The result of a placement that never had a sandbox."""
     outcome = "cancelled" if isinstance(error, CallCancelled) else "failed"
-    return Result(outcome=outcome, problem=describe_problem(error), phases=Phases())  # type: ignore[arg-type]
+    return Result(outcome=outcome, problem=problem_of(error), phases=Phases())  # type: ignore[arg-type]
 
 
 # ---- the process ----

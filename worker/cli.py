@@ -14,9 +14,11 @@ from uuid import uuid4
 import msgspec
 import typer
 
-from readie.errors import BadFile, BadRequest, ReadieError, UsageError
+from readie.command_line import run_command_line
+from readie.errors import BadFile, BadRequest, UsageError
+from readie.flavor import check_gpu
 from readie.units import parse_size
-from worker.host import check_gpu, open_runtime
+from worker.host import open_runtime
 from worker.measure import ProbeRequest, measure
 from worker.runtime import Runtime, SaveFailed, StartFailed, read_spec, try_start
 
@@ -206,22 +208,8 @@ def serve() -> None:
 
 
 def main() -> None:
-    """Entry of the console script. Known errors become one message: exit 2 for usage, 1 for failure."""
-    try:
-        code = app(standalone_mode=False)
-    except ReadieError as error:
-        print(f"readie-worker: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, UsageError) else 1)
-    except typer.TyperException as error:
-        if error.format_message():  # there is none where the help was shown instead
-            print(f"readie-worker: {error.format_message()}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except (KeyboardInterrupt, typer.Abort):
-        print("readie-worker: stopped", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:
-        os._exit(1)  # whoever read the output has gone
-    sys.exit(code if isinstance(code, int) else 0)
+    """Entry of the console script."""
+    run_command_line("readie-worker", app)
 
 
 if __name__ == "__main__":

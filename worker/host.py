@@ -1,9 +1,8 @@
-"""What this host can do: which runtime, and whether there is a GPU."""
+"""The runtimes, by name."""
 
 from pathlib import Path
 
-from readie.errors import BadRequest, NeedsGpu, RuntimeUnavailable
-from readie.flavor import Flavor
+from readie.errors import BadRequest, RuntimeUnavailable
 from worker.fork import ForkRuntime
 from worker.runtime import Runtime
 
@@ -15,9 +14,3 @@ def open_runtime(name: str, rootfs: Path, folder: Path) -> Runtime:
     if name == "runsc":
         raise RuntimeUnavailable("the runsc runtime is not built yet", "Use RUNTIME=fork (--runtime fork).")
     raise BadRequest(f"{name!r} is not a runtime", "Use fork or runsc.")
-
-
-def check_gpu(flavor: Flavor) -> None:
-    """Raises `NeedsGpu` for flavor gpu on a host without NVIDIA devices."""
-    if flavor is Flavor.GPU and not (Path("/dev/nvidiactl").exists() and any(Path("/dev").glob("nvidia[0-9]*"))):
-        raise NeedsGpu("flavor gpu needs /dev/nvidiactl and a /dev/nvidia0, and this host has none")

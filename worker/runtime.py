@@ -21,7 +21,7 @@ import msgspec
 from readie.errors import BadFile, CallTimeout, OutOfMemory, ReadieError, RemoteError, SandboxFailed, problems
 from readie.flavor import Flavor
 from readie.manifest import Host
-from readie.wire import Answer, Identifier, Modules, Phases, Problem, Result, Stream
+from readie.wire import Answer, Identifier, Modules, Phases, Problem, Result, Stream, problem_of
 from worker.executor import LENGTHS, MAX_HEADER, PROTOCOL, Header, send_frame
 
 WATCH_S = 0.05  # how often a sandbox's memory is looked at
@@ -434,14 +434,14 @@ def run_call(
         run = float(header.get("run_s", 0.0))
         outcome, problem = _read_result(header)
     except ReadieError as error:
-        outcome, payload, problem = "failed", b"", describe_problem(error)
+        outcome, payload, problem = "failed", b"", problem_of(error)
         if error.slug == "call-cancelled":
             outcome = "cancelled"
         if ready and not run:
             run = time.monotonic() - arrived - ready
     except (KeyError, ValueError, TypeError) as error:
         outcome, payload = "failed", b""
-        problem = describe_problem(SandboxFailed(f"its answer makes no sense: {error!r}"))
+        problem = problem_of(SandboxFailed(f"its answer makes no sense: {error!r}"))
     finally:
         with contextlib.suppress(OSError):
             talk.drain_output()
@@ -497,13 +497,8 @@ def _read_result(
             )
             return "raised", problem
         case "failed":
-            return "failed", describe_problem(problems()[header["slug"]](printable(str(header["detail"]))))
+            return "failed", problem_of(problems()[header["slug"]](printable(str(header["detail"]))))
     raise ValueError(header["outcome"])
-
-
-def describe_problem(error: ReadieError) -> Problem:
-    """A problem as it travels."""
-    return Problem(type=error.type, title=error.title, status=error.status, detail=error.detail, way_out=error.hint)
 
 
 def printable(text: str) -> str:

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from app.api import PROBLEMS
 from app.api.calls import Wait
 from app.database import Database
-from app.lease import accept_placement, add_output, call_of, end_placement, problem_of, read_orders
+from app.lease import accept_placement, add_output, call_of, end_placement, read_orders
 from app.liveness import report_status
 from app.settings import RouterSettings
 from app.sql import statement
@@ -18,7 +18,7 @@ from app.waiting import CAPACITY, WakeUps, call_topic, worker_topic
 from readie.errors import ResultTooLarge
 from readie.flavor import Flavor
 from readie.units import ns_to_seconds
-from readie.wire import IDENTIFIER, HeldGeneration, Orders, Output, Result, WorkerStatus, WorkerView
+from readie.wire import IDENTIFIER, HeldGeneration, Orders, Output, Result, WorkerStatus, WorkerView, problem_of
 
 
 @put("/workers/{worker_id:str}", operation_id="reportWorker", status_code=204, sync_to_thread=True, responses=PROBLEMS)

@@ -1,0 +1,38 @@
+"""The top of the three command lines: what a failure is to whoever typed the command."""
+
+import os
+import sys
+from typing import NoReturn
+
+import typer
+
+from readie.errors import ReadieError, UsageError
+
+
+def run_command_line(name: str, app: typer.Typer, *, stopped: str = "stopped") -> NoReturn:
+    """Runs what was typed and ends the process: 0, 2 where the usage is at fault, 130 when stopped, else 1.
+
+    Whatever went wrong is one message on stderr, never a traceback; `stopped` is what is said after Ctrl-C.
+    """
+    try:
+        code = app(standalone_mode=False)
+    except ReadieError as error:
+        _say(f"{name}: {error}")
+        sys.exit(2 if isinstance(error, UsageError) else 1)
+    except typer.TyperException as error:
+        if error.format_message():  # there is none where the help was shown instead
+            _say(f"{name}: {error.format_message()}")
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        _say(f"{name}: {stopped}")
+        sys.exit(130)
+    except BrokenPipeError:
+        os._exit(1)  # whoever read the output has gone
+    except Exception as error:  # noqa: BLE001 - a fault of ours; its first line says enough to report it
+        _say(f"{name}: internal error: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+        sys.exit(1)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
