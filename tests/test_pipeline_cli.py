@@ -1,6 +1,7 @@
 """`readie-pipeline`: results to stdout, talk to stderr, one message for an error, exit 0, 1 or 2."""
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -64,28 +65,43 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("generation")
-
-
 #: What keeps the tests short: nothing to calibrate, one checkpoint beside the empty one.
 SHORT = ("--alpha", "0.0001", "--max-checkpoints", "2")
+
+
+@pytest.fixture(scope="module")
+def generated(
+    rootfs: Path, examples: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """The work folder that `generation` left, as a process of its own, and what it said."""
+    out = tmp_path_factory.mktemp("generation")
+    arguments = ["generation", "--rootfs", rootfs, "--out", out, "--repeats", "1", *SHORT, examples]
+    command = [sys.executable, "-m", "pipeline.cli", *map(str, arguments)]
+    root = Path(__file__).parents[1]
+    return out, subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def out(generated: tuple[Path, subprocess.CompletedProcess[str]]) -> Path:
+    return generated[0]
 
 
 class TestAllOfIt:
     """`generation` does everything, and again does nothing."""
 
-    def test_from_example_code_to_a_catalogue(self, command: Command, rootfs: Path, examples: Path, out: Path) -> None:
-        """The report names root filesystem, failures, checkpoints, cost and alpha."""
-        done = command("generation", "--rootfs", rootfs, "--out", out, "--repeats", 1, *SHORT, examples)
+    def test_from_example_code_to_a_catalogue(
+        self, generated: tuple[Path, subprocess.CompletedProcess[str]], rootfs: Path
+    ) -> None:
+        """The report names root filesystem, failures, checkpoints, cost and alpha; the talk is on stderr."""
+        out, done = generated
 
-        assert done.code == 0, done.err
-        assert str(rootfs) in done.out
-        assert "broken: import broken: RuntimeError: not today" in done.out
-        assert "asked for, and not there: nope" in done.out
-        assert "without checkpoints" in done.out
-        assert "alpha: planned" in done.out
+        assert done.returncode == 0, done.stderr
+        assert str(rootfs) in done.stdout
+        assert "broken: import broken: RuntimeError: not today" in done.stdout
+        assert "asked for, and not there: nope" in done.stdout
+        assert "without checkpoints" in done.stdout
+        assert "alpha: planned" in done.stdout
+        assert "Capturing 2 checkpoints" in done.stderr
         assert [one.checkpoint_id for one in read_document(out / "catalogue.json").checkpoints][:2] == [
             "checkpoint_0",
             "checkpoint_1",
