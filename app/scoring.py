@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from packaging.markers import default_environment
 from packaging.utils import canonicalize_name
-from readie.requirements import parse_requirement, split_requirements
 from sqlalchemy import Connection, Row, RowMapping
 
 from app.catalogue import find_active_catalogue, find_catalogue, read_distributions
@@ -16,6 +15,7 @@ from app.sql import statement
 from readie.cost import parents
 from readie.errors import UnknownCatalogue, UnknownCheckpoint
 from readie.flavor import Flavor
+from readie.requirements import parse_requirement, split_requirements
 from readie.units import ns_to_seconds
 from readie.wire import ExplainRequest, Explanation, KeptPackage, Match, MissingItem, Option
 
