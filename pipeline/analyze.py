@@ -31,6 +31,7 @@ from pipeline.progress import Progress, say, stage
 from pipeline.rootfs import RootFilesystem, list_rootfs
 from readie.cost import parents
 from readie.errors import BadFile, Unavailable
+from readie.files import replaced
 from readie.flavor import Flavor
 from readie.manifest import Host
 
@@ -752,9 +753,8 @@ def write_measurements(path: Path, measurements: Measurements) -> Measurements:
         for item in measurements.items
     ]
     schema = _COLUMNS.with_metadata({"readie": msgspec.json.encode(measurements.info)})
-    aside = path.with_name(path.name + ".partial")
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema), aside)
-    aside.rename(path)
+    with replaced(path) as aside:
+        pq.write_table(pa.Table.from_pylist(rows, schema=schema), aside)
     return read_measurements(path)
 
 

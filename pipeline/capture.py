@@ -14,13 +14,23 @@ from pipeline.analyze import Measurements
 from pipeline.corpus import ImportSet
 from pipeline.measurement import MeasuredItem
 from pipeline.plan import Limits, Plan, PlannedCheckpoint, make_plan, read_plan, write_plan
-from pipeline.processes import Description, Restored, Sandbox, Saved, describe, run_worker
+from pipeline.processes import Restored, Sandbox, Saved, describe, run_worker
 from pipeline.progress import Progress, say, stage
 from pipeline.rootfs import RootFilesystem, filter_measured, list_rootfs
 from readie.document import Catalogue, DocumentCheckpoint, DocumentItem, compute_generation, write_document
 from readie.errors import BadFile, BadRequest, CaptureFailed, RootfsUnreadable
 from readie.flavor import Flavor
-from readie.manifest import CapturedCheckpoint, Host, Manifest, Point, read_manifest, write_manifest
+from readie.manifest import (
+    CapturedCheckpoint,
+    CheckpointSpec,
+    Description,
+    Host,
+    Manifest,
+    Point,
+    read_manifest,
+    read_spec,
+    write_manifest,
+)
 from readie.projection import projection_path, write_projection
 
 BALLAST_MB = (0, 100, 400)
@@ -76,22 +86,12 @@ def choose_alpha(fit: Fit | None, planned: float | None) -> tuple[float, list[st
 # ---- one checkpoint ----
 
 
-class Spec(msgspec.Struct, frozen=True):
-    """`checkpoint.json`: what the executor imports before it is saved."""
-
-    checkpoint_id: str
-    generation: str
-    flavor: Flavor
-    canonical: tuple[str, ...]
-    ballast_mb: float = 0.0
-
-
 class Timing(msgspec.Struct, frozen=True):
     """A line of the capture journal: one checkpoint (`spec`), or the cold start (None), captured and timed."""
 
     host: Host
     purpose: str  # the generation, or calibration
-    spec: Spec | None
+    spec: CheckpointSpec | None
     seconds: list[float]  # of each start, to ready
     measured_mb: float = 0.0
 
@@ -104,7 +104,7 @@ class Captures:
         self.sandbox = sandbox
         self.host = host
         self.checkpoint_dir = checkpoint_dir
-        self.known: dict[tuple[str, Spec | None], Timing] = {}
+        self.known: dict[tuple[str, CheckpointSpec | None], Timing] = {}
         whole = b""
         for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
             try:
@@ -130,7 +130,9 @@ class Captures:
 
     def time_ballast(self, purpose: str, size_mb: int, flavor: Flavor) -> Timing:
         """An executor with ballast instead of imports. It is removed once it is timed."""
-        spec = Spec(f"ballast_{size_mb}", purpose, flavor, (), float(size_mb))
+        spec = CheckpointSpec(
+            checkpoint_id=f"ballast_{size_mb}", generation=purpose, flavor=flavor, ballast_mb=float(size_mb)
+        )
         known = self.known.get((purpose, spec))
         if known:
             return known
@@ -140,21 +142,21 @@ class Captures:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def time_checkpoint(self, spec: Spec) -> Timing:
+    def time_checkpoint(self, spec: CheckpointSpec) -> Timing:
         """Captures a checkpoint, unless it is there, and restores it five times. Raises `CaptureFailed`."""
         known = self.known.get((spec.generation, spec))
         if known and self._is_there(spec):
             return known
         return self._note(self._capture(spec.generation, spec, self.checkpoint_dir))
 
-    def _is_there(self, spec: Spec) -> bool:
+    def _is_there(self, spec: CheckpointSpec) -> bool:
         path = self.checkpoint_dir / spec.generation / spec.checkpoint_id / "checkpoint.json"
         try:
-            return msgspec.json.decode(path.read_bytes(), type=Spec) == spec
-        except (OSError, msgspec.MsgspecError):
+            return read_spec(path) == spec
+        except BadFile:
             return False
 
-    def _capture(self, purpose: str, spec: Spec, folder: Path) -> Timing:
+    def _capture(self, purpose: str, spec: CheckpointSpec, folder: Path) -> Timing:
         what = spec.checkpoint_id + (f" ({', '.join(spec.canonical)})" if spec.canonical else "")
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f".{spec.checkpoint_id}.json"
@@ -358,7 +360,12 @@ def capture(sandbox: Sandbox, measurements: Measurements, plan: Plan, carried: C
                 points.append(_point(captures.time_ballast(generation, step, plan.flavor), f"ballast_{step}", step))
                 progress.advance(f"ballast of {step} MB")
                 continue
-            spec = Spec(step.checkpoint_id, generation, plan.flavor, tuple(step.canonical))
+            spec = CheckpointSpec(
+                checkpoint_id=step.checkpoint_id,
+                generation=generation,
+                flavor=plan.flavor,
+                canonical=tuple(step.canonical),
+            )
             timing = captures.time_checkpoint(spec)
             points.append(_point(timing, step.checkpoint_id, step.size_mb))
             captured.append(CapturedCheckpoint(step.checkpoint_id, step.size_mb, timing.measured_mb, timing.seconds))

@@ -18,6 +18,7 @@ import msgspec
 from markdown_it import MarkdownIt
 
 from readie.errors import BadFile
+from readie.files import replaced
 from readie.imports import MAX_NAME, imports_of_source
 
 MAX_FILE = 10_000_000  # bytes: 10 MB
@@ -393,10 +394,9 @@ class _Line(msgspec.Struct):
 
 def write_corpus(corpus: Corpus, path: Path) -> None:
     """Writes `path` whole or not at all: one JSON object a line, most frequent set first."""
-    aside = path.with_name(path.name + ".partial")
     lines = [_Line(list(found.modules), found.count, list(found.sources)) for found in corpus.sets]
-    aside.write_bytes(msgspec.json.Encoder().encode_lines(lines))
-    aside.rename(path)
+    with replaced(path) as aside:
+        aside.write_bytes(msgspec.json.Encoder().encode_lines(lines))
 
 
 def read_corpus(path: Path) -> list[ImportSet]:

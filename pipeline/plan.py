@@ -24,7 +24,8 @@ from pipeline.measurement import MeasuredItem
 from readie import cost
 from readie.closure import compute_closures
 from readie.document import Catalogue
-from readie.errors import BadFile, BadSetting, UsageError
+from readie.errors import BadSetting, UsageError
+from readie.files import read_json, write_json
 from readie.flavor import Flavor
 from readie.units import MB, mb_to_bytes, price_size, seconds_to_ns
 
@@ -481,14 +482,9 @@ def make_plan(
 
 def read_plan(path: Path) -> Plan:
     """The plan at `path`. Raises `BadFile`, which names the file, the place and the rule."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Plan)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise BadFile(f"{path}: {error}", "Plan again with readie-pipeline plan.") from error
+    return read_json(path, Plan, "Plan again with readie-pipeline plan.")
 
 
 def write_plan(path: Path, plan: Plan) -> None:
     """Writes `path` whole or not at all."""
-    aside = path.with_name(path.name + ".partial")
-    aside.write_bytes(msgspec.json.format(msgspec.json.encode(plan), indent=2) + b"\n")
-    aside.rename(path)
+    write_json(path, plan)

@@ -17,7 +17,7 @@ import msgspec
 
 import readie
 from readie.errors import RuntimeUnavailable, Unavailable
-from readie.manifest import Host
+from readie.manifest import Description
 
 Mode = Literal["edges", "time", "memory", "plain"]
 Record = TypeVar("Record")
@@ -38,15 +38,6 @@ class Sandbox:
 
     def arguments(self) -> list[str]:
         return ["--rootfs", str(self.rootfs), "--runtime", self.runtime]
-
-
-class Description(msgspec.Struct, frozen=True):
-    """`readie-worker describe`."""
-
-    host: Host
-    markers: dict[str, str] = {}
-    preload: list[str] = []  # standard-library modules that every executor has loaded
-    memory_source: Literal["RssAnon", "VmRSS"] = "RssAnon"
 
 
 class ProbeFailure(msgspec.Struct, frozen=True):

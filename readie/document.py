@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from packaging.utils import canonicalize_name, is_normalized_name
 
 from readie.errors import BadDocument, BadFile
+from readie.files import replaced
 from readie.flavor import Flavor
 from readie.units import MAX_ALPHA, MAX_LOAD_SECONDS, MAX_SIZE_MB, mb_to_bytes, price_size, seconds_to_ns
 
@@ -154,27 +155,23 @@ def write_document(
     line. Items and checkpoints keep their order. Raises `BadDocument` for content that breaks a rule, `BadFile`
     where the file cannot be written.
     """
-    aside = path.with_name(path.name + ".partial")
     try:
-        with aside.open("w", encoding="ascii", newline="\n") as file:
-            file.write(f'{{\n"version": {VERSION},\n"flavor": {json.dumps(flavor)},\n"alpha": {_number(alpha)},\n')
-            file.write('"distributions": {')
-            entries = (f"{json.dumps(key)}: {json.dumps(distributions[key])}" for key in sorted(distributions))
-            _write_entries(file, entries)
-            file.write('},\n"items": {')
-            _write_entries(file, (f"{json.dumps(key)}: {_item_text(item)}" for key, item in items))
-            file.write('},\n"checkpoints": [')
-            _write_entries(file, map(_checkpoint_text, checkpoints))
-            file.write("]\n}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        catalogue = read_document(aside, name=str(path))
-        aside.rename(path)
+        with replaced(path) as aside:
+            with aside.open("w", encoding="ascii", newline="\n") as file:
+                file.write(f'{{\n"version": {VERSION},\n"flavor": {json.dumps(flavor)},\n"alpha": {_number(alpha)},\n')
+                file.write('"distributions": {')
+                entries = (f"{json.dumps(key)}: {json.dumps(distributions[key])}" for key in sorted(distributions))
+                _write_entries(file, entries)
+                file.write('},\n"items": {')
+                _write_entries(file, (f"{json.dumps(key)}: {_item_text(item)}" for key, item in items))
+                file.write('},\n"checkpoints": [')
+                _write_entries(file, map(_checkpoint_text, checkpoints))
+                file.write("]\n}\n")
+                file.flush()
+                os.fsync(file.fileno())
+            catalogue = read_document(aside, name=str(path))
     except OSError as error:
         raise BadFile(f"{path}: {error.strerror}", "Nothing was written; check the folder.") from error
-    finally:
-        with suppress(OSError):
-            aside.unlink()
     return catalogue
 
 

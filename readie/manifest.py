@@ -1,15 +1,19 @@
-"""`manifest.json`: what `capture` records about a generation of checkpoints, and a worker checks before it uses them.
+"""What lies in CHECKPOINT_DIR: written by the pipeline and the worker that captures, read by the worker that restores.
 
-It lies at `<CHECKPOINT_DIR>/<generation>/manifest.json`, beside one folder for each checkpoint.
+`<generation>/manifest.json` is what `capture` records about a generation of checkpoints, and a worker checks before it
+uses them; `<generation>/<checkpoint_id>/checkpoint.json` is what the executor imported before it was saved.
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
 
-from readie.errors import BadFile
+from readie.files import read_json, write_json
 from readie.flavor import Flavor
+from readie.wire import Answer, Digest, Identifier, Name
+
+_WAY_OUT = "Capture the generation again with readie-pipeline capture."
 
 
 class Host(msgspec.Struct, frozen=True):
@@ -22,6 +26,30 @@ class Host(msgspec.Struct, frozen=True):
     fingerprint: str  # SHA-256 of the sandbox specification
     rootfs_digest: str  # SHA-256 over the root filesystem's distributions and their files
     cpu_features: str  # SHA-256 of the sorted flags
+
+
+class Description(Answer, frozen=True, kw_only=True):
+    """What a worker on this host with this root filesystem is."""
+
+    host: Host
+    markers: dict[str, str]  # PEP 508 marker environment of the root filesystem
+    preload: list[str]  # standard-library modules that the executor has loaded before anything else
+    memory_source: Literal["RssAnon", "VmRSS"]
+
+
+class CheckpointSpec(Answer, frozen=True, kw_only=True):
+    """`checkpoint.json`: what the executor imports before it is saved."""
+
+    checkpoint_id: Identifier
+    generation: str
+    flavor: Flavor = Flavor.CPU
+    canonical: tuple[Name, ...] = ()
+    ballast_mb: float = 0.0  # memory written besides, for alpha's fit
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What names a checkpoint: its id means nothing without the generation."""
+        return (self.generation, self.checkpoint_id)
 
 
 class CapturedCheckpoint(msgspec.Struct, frozen=True):
@@ -41,7 +69,7 @@ class Point(msgspec.Struct, frozen=True):
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     version: Literal[1] = 1
-    generation: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
+    generation: Digest
     flavor: Flavor
     host: Host
     memory_source: Literal["RssAnon", "VmRSS"]
@@ -57,14 +85,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_manifest(path: Path) -> Manifest:
     """The manifest at `path`. Raises `BadFile`, which names the file, the place and the rule."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Manifest)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise BadFile(f"{path}: {error}", "Capture the generation again with readie-pipeline capture.") from error
+    return read_json(path, Manifest, _WAY_OUT)
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
     """Writes `path` whole or not at all."""
-    aside = path.with_name(path.name + ".partial")
-    aside.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
-    aside.rename(path)
+    write_json(path, manifest)
+
+
+def read_spec(path: Path) -> CheckpointSpec:
+    """The `checkpoint.json` at `path`. Raises `BadFile`."""
+    return read_json(path, CheckpointSpec, _WAY_OUT)

@@ -14,8 +14,9 @@ from uuid import uuid4
 
 import cloudpickle
 
+from readie.manifest import CheckpointSpec
 from readie.wire import Result, Stream
-from worker.runtime import Call, CheckpointSpec, Folder, Runtime, Stop, Ties, run_call
+from worker.runtime import Call, Folder, Runtime, Stop, Ties, run_call
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 

@@ -28,15 +28,15 @@ from readie.errors import (
     UnknownPlacement,
     WorkerLost,
 )
+from readie.files import write_json
 from readie.flavor import Flavor
-from readie.manifest import CapturedCheckpoint, Host, Manifest, write_manifest
+from readie.manifest import CapturedCheckpoint, CheckpointSpec, Host, Manifest, write_manifest
 from readie.wire import Output, Result, WorkerView
 from tests.sandboxes import alive, make_rootfs, wait_for
 from worker.checkpoints import find_checkpoints
 from worker.fork import ForkRuntime
 from worker.output import PIECE, OutputSender
 from worker.router import persist
-from worker.runtime import CheckpointSpec, write_spec
 from worker.settings import read_worker_settings
 
 GENERATION = "a" * 64
@@ -63,8 +63,10 @@ def write_generation(
     place = folder / generation
     for checkpoint_id, canonical in checkpoints.items():
         (place / checkpoint_id).mkdir(parents=True)
-        spec = CheckpointSpec(checkpoint_id=checkpoint_id, generation=generation, flavor=flavor, canonical=canonical)
-        write_spec(place / checkpoint_id, spec)
+        spec = CheckpointSpec(
+            checkpoint_id=checkpoint_id, generation=generation, flavor=flavor, canonical=tuple(canonical)
+        )
+        write_json(place / checkpoint_id / "checkpoint.json", spec)
     captured = [
         CapturedCheckpoint(checkpoint_id=name, size_mb=0.0, measured_mb=0.0, restore_s=[0.01]) for name in checkpoints
     ]
@@ -100,7 +102,7 @@ def test_checkpoints_of_just_such_a_worker_are_offered(tmp_path: Path) -> None:
         ("a" * 64, "checkpoint_1"),
         ("b" * 64, "checkpoint_0"),
     ]
-    assert held[1].spec.canonical == ["numpy"]
+    assert held[1].spec.canonical == ("numpy",)
     assert warnings == []
 
 
@@ -132,7 +134,8 @@ def test_what_is_broken_on_disk_is_left_out_with_a_warning(tmp_path: Path) -> No
     """A manifest that is missing or bad, a folder by another name, a checkpoint that is gone or another's."""
     place = write_generation(tmp_path, {"good": [], "gone": [], "other": []})
     (place / "gone" / "checkpoint.json").unlink()
-    write_spec(place / "other", CheckpointSpec(checkpoint_id="good", generation=GENERATION))
+    other = CheckpointSpec(checkpoint_id="good", generation=GENERATION)
+    write_json(place / "other" / "checkpoint.json", other)
     (tmp_path / "empty").mkdir()
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "manifest.json").write_text("{}")

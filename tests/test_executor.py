@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import cloudpickle
 import pytest
 
+from readie.manifest import CheckpointSpec
 from tests.sandboxes import PYTHON, Ran, make_rootfs, run
 from worker.fork import ForkRuntime
-from worker.runtime import CheckpointSpec
 
 PACKAGES = {
     "printer": 'print("a banner")',

@@ -16,9 +16,10 @@ import packaging.markers
 import pytest
 
 from readie.errors import CallCancelled, RuntimeUnavailable
+from readie.manifest import CheckpointSpec
 from tests.sandboxes import Ran, alive, make_rootfs, run, site_packages, wait_for, write_package
 from worker.fork import ForkRuntime, fingerprint, make_bundle
-from worker.runtime import CheckpointSpec, SaveFailed, StartFailed, Stop
+from worker.runtime import SaveFailed, StartFailed, Stop
 
 PACKAGES = {
     "heavy": "import time; time.sleep(0.4)",
@@ -54,7 +55,7 @@ PACKAGES = {
 
 def spec_of(*canonical: str, **fields: Any) -> CheckpointSpec:
     name = "_".join(canonical).replace(".", "-") or "empty"
-    return CheckpointSpec(checkpoint_id=name, generation="g", canonical=list(canonical), **fields)
+    return CheckpointSpec(checkpoint_id=name, generation="g", canonical=canonical, **fields)
 
 
 @pytest.fixture(scope="module")
@@ -397,7 +398,8 @@ KEEPER = """
 import sys, threading, time
 from pathlib import Path
 from worker.fork import ForkRuntime
-from worker.runtime import CheckpointSpec, Folder
+from readie.manifest import CheckpointSpec
+from worker.runtime import Folder
 folder = Path(sys.argv[2])
 runtime = ForkRuntime(Path(sys.argv[1]), folder)
 spec = CheckpointSpec(checkpoint_id="c", generation="g")

@@ -38,6 +38,7 @@ from readie.errors import (
     WorkerLost,
 )
 from readie.flavor import Flavor, check_gpu
+from readie.manifest import Description
 from readie.wire import (
     Assignment,
     HeldGeneration,
@@ -56,7 +57,6 @@ from worker.output import OutputSender
 from worker.router import Router, persist
 from worker.runtime import (
     Call,
-    Description,
     Dropped,
     Folder,
     Runtime,

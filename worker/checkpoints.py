@@ -7,8 +7,7 @@ import msgspec
 
 from readie.errors import BadFile
 from readie.flavor import Flavor
-from readie.manifest import Host, Manifest, read_manifest
-from worker.runtime import CheckpointSpec, read_spec
+from readie.manifest import CheckpointSpec, Host, Manifest, read_manifest, read_spec
 
 
 @dataclass(frozen=True)

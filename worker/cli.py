@@ -17,10 +17,11 @@ import typer
 from readie.command_line import run_command_line
 from readie.errors import BadFile, BadRequest, UsageError
 from readie.flavor import check_gpu
+from readie.manifest import read_spec
 from readie.units import parse_size
 from worker.host import open_runtime
 from worker.measure import ProbeRequest, measure
-from worker.runtime import Runtime, SaveFailed, StartFailed, read_spec, try_start
+from worker.runtime import Runtime, SaveFailed, StartFailed, try_start
 
 app = typer.Typer(
     name="readie-worker",

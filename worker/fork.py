@@ -31,11 +31,12 @@ from typing import IO, Any
 import msgspec
 
 from readie.errors import RuntimeUnavailable
-from readie.manifest import Host
+from readie.files import write_json
+from readie.manifest import CheckpointSpec, Description, Host
 from readie.units import MB
 from worker import executor
 from worker.executor import Header, anonymous_bytes, children_of, reap_group
-from worker.runtime import CheckpointSpec, Description, Folder, Saved, SaveFailed, StartFailed, remove_tree, write_spec
+from worker.runtime import Folder, Saved, SaveFailed, StartFailed, remove_tree
 
 RUNTIME_VERSION = "1"  # of this file's way to fork
 END_S = 5.0  # how long ending a process may take
@@ -133,7 +134,7 @@ class ForkRuntime:
         zygote = Zygote(self, spec, timeout=timeout)
         try:
             folder.mkdir(parents=True)
-            write_spec(folder, spec)
+            write_json(folder / "checkpoint.json", spec)
             return Saved(
                 measured_mb=round((zygote.bytes - zygote.base_bytes) / MB, 3), seconds=zygote.seconds, threads=1
             )

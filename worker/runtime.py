@@ -18,10 +18,9 @@ from uuid import uuid4
 
 import msgspec
 
-from readie.errors import BadFile, CallTimeout, OutOfMemory, ReadieError, RemoteError, SandboxFailed, problems
-from readie.flavor import Flavor
-from readie.manifest import Host
-from readie.wire import Answer, Identifier, Modules, Phases, Problem, Result, Stream, problem_of
+from readie.errors import CallTimeout, OutOfMemory, ReadieError, RemoteError, SandboxFailed, problems
+from readie.manifest import CheckpointSpec, Description
+from readie.wire import Answer, Phases, Problem, Result, Stream, problem_of
 from worker.executor import LENGTHS, MAX_HEADER, PROTOCOL, Header, send_frame
 
 WATCH_S = 0.05  # how often a sandbox's memory is looked at
@@ -30,30 +29,6 @@ CHUNK = 1024 * 1024
 
 
 # ---- what a runtime is ----
-
-
-class CheckpointSpec(Answer, frozen=True, kw_only=True):
-    """`checkpoint.json`, in each checkpoint's folder: what the executor imports before it is saved."""
-
-    checkpoint_id: Identifier
-    generation: str
-    flavor: Flavor = Flavor.CPU
-    canonical: Modules = msgspec.field(default_factory=list)
-    ballast_mb: float = 0.0  # memory written besides, for alpha's fit
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """What names a checkpoint: its id means nothing without the generation."""
-        return (self.generation, self.checkpoint_id)
-
-
-class Description(Answer, frozen=True, kw_only=True):
-    """What a worker on this host with this root filesystem is."""
-
-    host: Host
-    markers: dict[str, str]  # PEP 508 marker environment of the root filesystem
-    preload: list[str]  # standard-library modules that the executor has loaded before anything else
-    memory_source: Literal["RssAnon", "VmRSS"]
 
 
 class Saved(Answer, frozen=True, kw_only=True):
@@ -123,20 +98,6 @@ class Runtime(Protocol):
 
     def close(self) -> None:
         """Ends everything that this runtime has started."""
-
-
-def read_spec(path: Path) -> CheckpointSpec:
-    """The `checkpoint.json` at `path`. Raises `BadFile`."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=CheckpointSpec)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise BadFile(f"{path}: {reason}", "Capture the generation again with readie-pipeline capture.") from error
-
-
-def write_spec(folder: Path, spec: CheckpointSpec) -> None:
-    """`folder/checkpoint.json`."""
-    (folder / "checkpoint.json").write_bytes(msgspec.json.format(msgspec.json.encode(spec), indent=2) + b"\n")
 
 
 # ---- a sandbox's folder ----
