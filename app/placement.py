@@ -53,6 +53,7 @@ class Start:
     catalogue_id: int | None = None
     generation: str | None = None
     checkpoint_id: str | None = None
+    checkpoint_flavor: str | None = None  # its catalogue's, which the tables compare with the worker's
     cost_ns: int | None = None
     cold_cost_ns: int | None = None
     predicted_ready_ns: int | None = None
@@ -246,7 +247,9 @@ def choose_start(connection: Connection, settings: RouterSettings, worker: RowMa
         if demand.checkpoint_id not in listed:
             named = ", ".join(listed) or "none"
             raise UnknownCheckpoint(f"{demand.checkpoint_id}: the {worker['flavor']} catalogue lists {named}")
-        return Start(checkpoint_id=demand.checkpoint_id, reason="pinned", **of_catalogue)
+        return Start(
+            checkpoint_id=demand.checkpoint_id, checkpoint_flavor=catalogue["flavor"], reason="pinned", **of_catalogue
+        )
     choice = score_calls(
         connection,
         [
@@ -272,6 +275,7 @@ def choose_start(connection: Connection, settings: RouterSettings, worker: RowMa
     fixed_ns = catalogue["cold_fixed_ns"] if checkpoint_id is None else catalogue["restore_fixed_ns"]
     return Start(
         checkpoint_id=checkpoint_id,
+        checkpoint_flavor=None if checkpoint_id is None else catalogue["flavor"],
         cost_ns=cost_ns,
         cold_cost_ns=choice.cold_cost_ns,
         predicted_ready_ns=cost_ns + fixed_ns,
@@ -291,7 +295,8 @@ def _split_packages(
 ) -> tuple[list[SkippedPackage], list[KeptPackage]]:
     if not demand.packages:
         return [], []
-    distributions = {} if catalogue is None else read_distributions(connection, catalogue["catalogue_id"])
+    names = {parse_requirement(package).name for package in demand.packages}
+    distributions = {} if catalogue is None else read_distributions(connection, catalogue["catalogue_id"], names)
     return split_requirements(demand.packages, distributions, json.loads(worker["markers"]), settings.packages_policy)
 
 
@@ -304,6 +309,7 @@ def _placement_columns(call_id: str, attempt: int, worker: RowMapping, start: St
         "catalogue_id": start.catalogue_id,
         "generation": start.generation,
         "checkpoint_id": start.checkpoint_id,
+        "checkpoint_flavor": start.checkpoint_flavor,
         "cost_ns": start.cost_ns,
         "cold_cost_ns": start.cold_cost_ns,
         "predicted_ready_ns": start.predicted_ready_ns,
@@ -339,7 +345,15 @@ def _insert_lease(
     placement: Mapping[str, Any],
 ) -> None:
     gpu_memory = worker["gpu_total_bytes"] if demand.gpu_memory_bytes is None else demand.gpu_memory_bytes
-    names = ("placement_id", "call_id", "worker_id", "worker_flavor", "generation", "checkpoint_id")
+    names = (
+        "placement_id",
+        "call_id",
+        "worker_id",
+        "worker_flavor",
+        "generation",
+        "checkpoint_id",
+        "checkpoint_flavor",
+    )
     connection.execute(
         statement("insert_lease"),
         {

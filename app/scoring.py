@@ -75,7 +75,8 @@ def explain(
         catalogue = find_active_catalogue(connection, request.flavor)
     elif (catalogue := find_catalogue(connection, request.catalogue)) is None:
         raise UnknownCatalogue(f"no catalogue {request.catalogue}")
-    distributions = read_distributions(connection, catalogue.catalogue_id) if catalogue else {}
+    names = {parse_requirement(package).name for package in request.packages}
+    distributions = read_distributions(connection, catalogue.catalogue_id, names) if catalogue else {}
     flavor = Flavor(catalogue.flavor) if catalogue else request.flavor
     skipped, kept = split_requirements(request.packages, distributions, _markers(connection, flavor), packages_policy)
     if catalogue is None:

@@ -18,6 +18,7 @@ from packaging.version import InvalidVersion, Version
 
 from pipeline.measurement import MeasuredItem
 from pipeline.rootfs_listing import NOT_PACKAGES
+from readie.cost import parents
 from readie.errors import RootfsUnreadable
 
 LISTING_TIMEOUT = 120.0  # seconds; a root filesystem of 32 distributions takes one
@@ -212,11 +213,11 @@ def _resolve(rootfs: Path, listing: _Listing) -> RootFilesystem:
             roots.setdefault(record.editable.project, name)
         if record.files is None and not any((record.editable.folders, record.editable.mapping)):
             top_levels[name].update(_unrecorded(name, record, listing, modules, top_level_owners))
-    parents = {parent for module in chain(modules, editable_owners) for parent in _parents(module)}
+    packages = {package for module in chain(modules, editable_owners) for package in parents(module)}
     # A folder without __init__.py inside a package belongs to the package.
-    namespaces = {name for name in parents if not _longest(modules, name) and not _longest(editable_owners, name)}
+    namespaces = {name for name in packages if not _longest(modules, name) and not _longest(editable_owners, name)}
     for module, owner in modules.items():
-        if not any(parent in modules for parent in _parents(module)):
+        if not any(parent in modules for parent in parents(module)):
             top_levels[owner].add(module)
     lost = {name for name, record in records if record.files is None and not top_levels[name]}
     if lost:
@@ -342,11 +343,6 @@ def _unrecorded(
     return own
 
 
-def _parents(module: str) -> list[str]:
-    parts = module.split(".")
-    return [".".join(parts[:end]) for end in range(1, len(parts))]
-
-
 def is_test_name(module: str) -> bool:
     """Whether a part of the name says that it holds tests, not what a distribution is for."""
     return any(
@@ -411,7 +407,7 @@ def contract_items(items: Mapping[str, MeasuredItem], dropped: set[str]) -> dict
 
     def asks(key: str) -> list[str]:
         item = items[key]
-        implied = _parents(key) if item.resource_type == "package" else []  # importing a.b imports a
+        implied = parents(key) if item.resource_type == "package" else []  # importing a.b imports a
         return [name for name in chain(item.dependencies, implied) if name in items]
 
     kept: dict[str, MeasuredItem] = {}

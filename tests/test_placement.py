@@ -407,6 +407,17 @@ def test_the_tables_refuse_a_checkpoint_of_another_flavor(database: Database) ->
             connection.execute(text(f"UPDATE {table} SET worker_flavor = 'gpu'"))
 
 
+def test_the_tables_stop_a_selection_that_went_wrong(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cpu worker for which a gpu catalogue was taken gets nothing: the flavor written is the catalogue's own."""
+    catalogue = prepare(database, make_worked_example() | {"flavor": "gpu"})
+    report(database, "w", status(**holding(catalogue) | {"flavor": Flavor.CPU}))
+    (wrong,) = rows(database, "SELECT catalogue_id, generation, flavor, 0 AS restore_fixed_ns FROM catalogues")
+    monkeypatch.setattr("app.placement.catalogue_for_worker", lambda _connection, _worker_id: wrong)
+
+    with pytest.raises(exc.SQLAlchemyError, match="checkpoint_flavor"):
+        place(database, call(modules=["pandas"]))
+
+
 def test_a_pinned_checkpoint_is_not_scored(database: Database) -> None:
     """A listed checkpoint is sent as asked for, held or not; no cost is worked out."""
     catalogue = prepare(database, make_worked_example())

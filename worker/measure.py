@@ -13,7 +13,6 @@ from readie.wire import Modules, Record
 from worker.runtime import Folder, Runtime, Sandbox, StartFailed, printable
 
 Mode = Literal["time", "memory", "edges", "plain"]
-Kind = Literal["raised", "exit", "signal", "timeout", "memory", "no-result"]
 
 
 class ProbeRequest(Record, frozen=True, kw_only=True):

@@ -87,8 +87,8 @@ LIMIT 1;
 -- parameters: call_id text, function text, python text, gpu boolean, memory_bytes bigint, max_memory_bytes bigint
 -- parameters: gpu_memory_bytes bigint, max_gpu_memory_bytes bigint, session_id text, pinned_checkpoint_id text
 -- parameters: cold boolean, retry boolean, timeout_ms bigint, placement_id text, worker_id text, worker_flavor text
--- parameters: catalogue_id integer, generation text, checkpoint_id text, cost_ns bigint, cold_cost_ns bigint
--- parameters: predicted_ready_ns bigint, reason text
+-- parameters: catalogue_id integer, generation text, checkpoint_id text, checkpoint_flavor text, cost_ns bigint
+-- parameters: cold_cost_ns bigint, predicted_ready_ns bigint, reason text
 INSERT INTO calls (
     call_id, state, function, python, gpu, memory_bytes, max_memory_bytes, gpu_memory_bytes, max_gpu_memory_bytes,
     session_id, pinned_checkpoint_id, cold, retry, timeout_ms, attempts,
@@ -103,7 +103,7 @@ VALUES (
     CAST(:timeout_ms AS bigint), 1,
     CAST(:placement_id AS text), CAST(:worker_id AS text), CAST(:worker_flavor AS text),
     CAST(:catalogue_id AS integer), CAST(:generation AS text), CAST(:checkpoint_id AS text),
-    CASE WHEN CAST(:checkpoint_id AS text) IS NOT NULL THEN CAST(:worker_flavor AS text) END,
+    CAST(:checkpoint_flavor AS text),
     CAST(:cost_ns AS bigint), CAST(:cold_cost_ns AS bigint), CAST(:predicted_ready_ns AS bigint),
     CAST(:reason AS text), now()
 );
@@ -133,7 +133,7 @@ SELECT
 -- name: insert_lease
 -- What a placement reserves on its worker, until it is accepted in time or ends.
 -- parameters: placement_id text, call_id text, worker_id text, worker_flavor text, generation text
--- parameters: checkpoint_id text, gpu boolean, memory_bytes bigint, gpu_memory_bytes bigint, accept_ms bigint
+-- parameters: checkpoint_id text, checkpoint_flavor text, gpu boolean, memory_bytes bigint, gpu_memory_bytes bigint, accept_ms bigint
 INSERT INTO leases (
     placement_id, call_id, worker_id, worker_flavor, generation, checkpoint_id, checkpoint_flavor,
     gpu, memory_bytes, gpu_memory_bytes, placed_at, deadline_at
@@ -141,7 +141,7 @@ INSERT INTO leases (
 VALUES (
     CAST(:placement_id AS text), CAST(:call_id AS text), CAST(:worker_id AS text), CAST(:worker_flavor AS text),
     CAST(:generation AS text), CAST(:checkpoint_id AS text),
-    CASE WHEN CAST(:checkpoint_id AS text) IS NOT NULL THEN CAST(:worker_flavor AS text) END,
+    CAST(:checkpoint_flavor AS text),
     CAST(:gpu AS boolean), CAST(:memory_bytes AS bigint), CAST(:gpu_memory_bytes AS bigint),
     now(), now() + CAST(:accept_ms AS bigint) * INTERVAL '1 millisecond'
 );
@@ -174,14 +174,14 @@ DELETE FROM call_packages WHERE call_id = CAST(:call_id AS text);
 -- name: place_call_again
 -- The next placement of a call whose last one ended before it ran, or that may run twice.
 -- parameters: call_id text, placement_id text, worker_id text, worker_flavor text, catalogue_id integer
--- parameters: generation text, checkpoint_id text, cost_ns bigint, cold_cost_ns bigint
+-- parameters: generation text, checkpoint_id text, checkpoint_flavor text, cost_ns bigint, cold_cost_ns bigint
 -- parameters: predicted_ready_ns bigint, reason text
 UPDATE calls SET
     state = 'placed', accepted_at = NULL, attempts = attempts + 1,
     placement_id = CAST(:placement_id AS text), worker_id = CAST(:worker_id AS text),
     worker_flavor = CAST(:worker_flavor AS text), catalogue_id = CAST(:catalogue_id AS integer),
     generation = CAST(:generation AS text), checkpoint_id = CAST(:checkpoint_id AS text),
-    checkpoint_flavor = CASE WHEN CAST(:checkpoint_id AS text) IS NOT NULL THEN CAST(:worker_flavor AS text) END,
+    checkpoint_flavor = CAST(:checkpoint_flavor AS text),
     cost_ns = CAST(:cost_ns AS bigint), cold_cost_ns = CAST(:cold_cost_ns AS bigint),
     predicted_ready_ns = CAST(:predicted_ready_ns AS bigint), reason = CAST(:reason AS text)
 WHERE call_id = CAST(:call_id AS text);
