@@ -80,13 +80,14 @@ def make_rootfs() -> None:
     subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(ROOTFS)], check=True)
     count = sum("==" in line and not line.startswith(" ") for line in lock.read_text().splitlines())
     # The project's own pip installs into it, so that the root filesystem holds nothing but the packages.
-    pip = [sys.executable, "-m", "pip", "--python", str(ROOTFS / "bin/python"), "install", "--progress-bar=off"]
+    # The pipeline compiles byte code itself, for all of it and in its own way.
+    pip = [sys.executable, "-m", "pip", "--python", str(ROOTFS / "bin/python"), "install"]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     lines: list[str] = []
     with (
         Progress(*columns, console=console, transient=True) as progress,
         subprocess.Popen(
-            [*pip, "--require-hashes", "--requirement", str(lock)],
+            [*pip, "--progress-bar=off", "--no-compile", "--require-hashes", "--requirement", str(lock)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
