@@ -21,7 +21,7 @@ from worker.settings import WorkerSettings
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "docs" / "reference.md"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "catalogues" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SETTINGS: list[type[msgspec.Struct]] = [RouterSettings, WorkerSettings, ClientSettings]
 COMMAND_LINES = {"readie-pipeline": pipeline.cli.app, "readie-router": app.cli.app, "readie-worker": worker.cli.app}
 COMMANDS = {
@@ -131,5 +131,6 @@ def test_the_containers_read_the_catalogues_of_the_checkout() -> None:
         (ROOT / "compose.yaml").read_text(encoding="utf-8").partition("\n  router:\n")[2].partition("\n  worker:\n")[0]
     )
 
+    assert (ROOT / "catalogues" / "README.md").is_file()  # what no file is in, no checkout has
     assert "\n      - ./catalogues:/var/lib/readie/catalogues:ro\n" in router
     assert "\n      CATALOGUE_DIR: /var/lib/readie/catalogues\n" in router

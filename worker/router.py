@@ -7,11 +7,11 @@ from typing import TypeVar
 import httpx
 import msgspec
 
-from readie.errors import BadSetting, ReadieError, RouterUnreachable, problem_from
-from readie.wire import Orders, Output, Problem, Result, WorkerStatus
+from readie.errors import ReadieError, RouterUnreachable
+from readie.http import MESSAGEPACK, connection, problem_in, read_answer
+from readie.wire import Orders, Output, Result, WorkerStatus
 from worker.settings import WorkerSettings
 
-MESSAGEPACK = "application/vnd.msgpack"
 ANSWERED_TRIES = 20  # of a router that answers, and cannot
 
 T = TypeVar("T")
@@ -21,22 +21,13 @@ class Router:
     """The router's routes for agents. Every method raises `RouterUnreachable`, or the problem that it answers."""
 
     def __init__(self, settings: WorkerSettings) -> None:
-        headers = {"Content-Type": MESSAGEPACK}
-        if settings.worker_token:
-            headers["Authorization"] = f"Bearer {settings.worker_token}"
         self.worker_id = settings.worker_id
-        try:
-            url = httpx.URL(settings.router_url)
-        except httpx.InvalidURL as error:
-            raise BadSetting(
-                f"ROUTER_URL={settings.router_url!r}: {error}", "Accepted: http://127.0.0.1:8700."
-            ) from None
+        options = connection(settings.router_url, settings.worker_token)
+        options["headers"]["Content-Type"] = MESSAGEPACK
         self.http = httpx.Client(
-            base_url=url,
-            headers=headers,
+            **options,
             timeout=httpx.Timeout(30.0, connect=5.0),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=16),
-            trust_env=url.host not in {"127.0.0.1", "::1", "localhost"},  # no proxy can reach it
         )
 
     def ask(self, method: str, path: str, body: object = None, *, read_s: float = 30.0) -> httpx.Response:
@@ -50,24 +41,14 @@ class Router:
             raise RouterUnreachable(f"{self.http.base_url}: {error}") from error
         if answer.is_success:
             return answer
-        try:
-            problem = msgspec.json.decode(answer.content, type=Problem)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            raise RouterUnreachable(
-                f"{self.http.base_url} answered {answer.status_code}, and not as a router does",
-                "Set ROUTER_URL to a Readie router.",
-            ) from None
-        raise problem_from(problem.type, problem.detail or problem.title, problem.way_out)
+        raise problem_in(answer)
 
     def report(self, status: WorkerStatus) -> None:
         self.ask("PUT", f"/v1/workers/{self.worker_id}", status)
 
     def fetch(self, wait: float) -> Orders:
         answer = self.ask("GET", f"/v1/workers/{self.worker_id}/placements?wait={wait:g}", read_s=wait + 30.0)
-        try:
-            return msgspec.msgpack.decode(answer.content, type=Orders)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise RouterUnreachable(f"{self.http.base_url} answered what is no order: {error}") from error
+        return read_answer(answer, Orders)
 
     def accept(self, placement_id: str) -> None:
         self.ask("POST", f"/v1/placements/{placement_id}/accept?worker_id={self.worker_id}")

@@ -1,0 +1,57 @@
+"""Talking to a router over HTTP: what the client, the agents and the command lines have in common."""
+
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+
+from readie.errors import BadSetting, ReadieError, RouterUnreachable, problem_from
+from readie.settings import DEFAULT_ROUTER_URL
+from readie.wire import Problem
+
+MESSAGEPACK = "application/vnd.msgpack"
+
+T = TypeVar("T")
+
+
+def connection(router_url: str, token: str) -> dict[str, Any]:
+    """What an HTTP client for this router is made of: base URL, headers, whether proxies count. Raises `BadSetting`."""
+    try:
+        url = httpx.URL(router_url)
+    except httpx.InvalidURL as error:
+        raise BadSetting(f"ROUTER_URL={router_url!r}: {error}", f"Accepted: {DEFAULT_ROUTER_URL}.") from None
+    here = url.host in {"127.0.0.1", "::1", "localhost"}  # no proxy can reach it
+    return {
+        "base_url": url,
+        "headers": {"Authorization": f"Bearer {token}"} if token else {},
+        "trust_env": not here,
+    }
+
+
+def read_answer(answer: httpx.Response, kind: type[T]) -> T:
+    """The record in an answer, JSON or MessagePack. Raises what its problem document says, or `RouterUnreachable`."""
+    if not answer.is_success:
+        raise problem_in(answer)
+    try:
+        return _decode(answer, kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError):  # also what is valid, but something else
+        raise _no_router(answer) from None
+
+
+def problem_in(answer: httpx.Response) -> ReadieError:
+    """What the problem document of an answer says; of one that has none: that no router answers there."""
+    try:
+        problem = _decode(answer, Problem)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return _no_router(answer)
+    return problem_from(problem.type, problem.detail or problem.title, problem.way_out)
+
+
+def _decode(answer: httpx.Response, kind: type[T]) -> T:
+    decode = msgspec.msgpack.decode if "msgpack" in answer.headers.get("content-type", "") else msgspec.json.decode
+    return decode(answer.content, type=kind)
+
+
+def _no_router(answer: httpx.Response) -> RouterUnreachable:
+    message = f"{answer.url.copy_with(query=None)} answered {answer.status_code}, and not as a router does"
+    return RouterUnreachable(message, "Set ROUTER_URL to a Readie router.")
