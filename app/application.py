@@ -36,6 +36,7 @@ from readie.errors import (
     ReadieError,
     Unauthorized,
 )
+from readie.settings import check_token
 from readie.wire import problem_of
 
 #: Seconds between two looks for payloads and results that are past their time.
@@ -98,7 +99,11 @@ def create_app(settings: RouterSettings, database: Database, wake_ups: WakeUps |
 
 
 def check_tokens(settings: RouterSettings) -> None:
-    """Says loudly which tokens are not set; raises `BadSetting` where others than this machine could use that."""
+    """Says loudly which tokens are not set; raises `BadSetting` where others than this machine could use that,
+    and for one that cannot be sent.
+    """
+    check_token("AUTH_TOKEN", settings.auth_token or "")
+    check_token("WORKER_TOKEN", settings.worker_token or "")
     missing = [name for name in ("auth_token", "worker_token") if getattr(settings, name) is None]
     if not missing:
         return

@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import re
 import signal
 import socket
 import sys
@@ -33,6 +34,7 @@ from readie.command_line import run_command_line
 from readie.errors import (
     BadFile,
     BadSetting,
+    DatabaseBehind,
     DatabaseInUse,
     DatabaseUnavailable,
     PortTaken,
@@ -42,7 +44,7 @@ from readie.errors import (
 )
 from readie.flavor import parse_flavor
 from readie.projection import load_catalogue
-from readie.settings import read_settings
+from readie.settings import DEFAULT_ROUTER_URL, check_token, read_settings
 from readie.units import parse_size
 from readie.wire import CatalogueSummary, ExplainRequest, Explanation, Problem, WorkerView
 
@@ -145,7 +147,7 @@ def upgrade(database: DatabaseUrl = None) -> None:
     """Bring the database to this version's schema."""
     settings = _settings(database)
     with closing(open_database(settings.database_url)) as opened:
-        migrate(opened)
+        _naming_it(opened, migrate)
     print("The database is up to date.")
 
 
@@ -156,7 +158,8 @@ def import_file(
     """Import a catalogue and make it the active one of its flavor."""
     settings = _settings(database)
     if not file.is_file():
-        raise BadFile(f"{file}: no such file", "Name a catalogue document, such as generation/cpu/catalogue.json.")
+        reason = "it is not a file" if file.exists() else "no such file"
+        raise BadFile(f"{file}: {reason}", "Name a catalogue document, such as generation/cpu/catalogue.json.")
     try:
         catalogue = load_catalogue(file)
     except OSError as error:
@@ -201,10 +204,19 @@ def explain(
         "catalogue": catalogue,
         "items_of": items_of,
     }
+    for name in (*modules, *(package or ()), items_of or ""):
+        if not _is_unicode(name):
+            raise UsageError(f"{name!r} is not text", "Give names as they are written in code.")
+    if catalogue is not None and not re.fullmatch("[0-9a-f]{64}", catalogue):
+        raise UsageError(
+            f"--catalogue {catalogue!r} is not a SHA-256 of 64 digits", "readie-router catalogues --json lists them."
+        )
     try:
         request = msgspec.convert(asked, ExplainRequest)
     except msgspec.ValidationError as error:
-        raise UsageError(str(error)) from error
+        reason, _, place = str(error).partition(" - at `$.")
+        what = {"modules": "MODULE", "packages": "--package", "items_of": "--items-of"}
+        raise UsageError(f"{what.get(place.partition('[')[0].rstrip('`'), place)}: {reason}") from error
     settings = _settings(database)
     explanation = _read(
         settings,
@@ -217,6 +229,15 @@ def explain(
         _print_json(explanation)
     else:
         _print_explanation(explanation)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether an argument was text, and not any bytes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @app.command(epilog="Example: readie-router catalogues --json")
@@ -288,9 +309,17 @@ def _settings(database: str | None, **options: str | None) -> RouterSettings:
 def _bring_up_to_date(opened: Database, settings: RouterSettings, *, wanted: bool | None = None) -> None:
     """Migrates if so wanted (None: an embedded file only), else raises `DatabaseBehind` where it is behind."""
     if settings.database_url.startswith("duckdb:") if wanted is None else wanted:
-        migrate(opened)
+        _naming_it(opened, migrate)
     else:
-        check_schema(opened)
+        _naming_it(opened, check_schema)
+
+
+def _naming_it(opened: Database, action: Callable[[Database], None]) -> None:
+    """Does it, and says which database it is that is behind: what the router answers to others does not."""
+    try:
+        action(opened)
+    except DatabaseBehind as error:
+        raise DatabaseBehind(f"{opened.engine.url.render_as_string()}: {error.detail}", error.hint) from error
 
 
 def _read(
@@ -315,7 +344,7 @@ def _read(
         _say(f"{file} is open in another process: asking the router at {router} (--router names another)")
         return _ask(router, settings, route, kind)
     with closing(opened):
-        check_schema(opened)
+        _naming_it(opened, check_schema)
         with opened.reading() as connection:
             return from_database(connection)
 
@@ -326,16 +355,22 @@ def _ask(
     method, path, body = route
     headers = {"Content-Type": "application/json"}
     if settings.auth_token is not None:
+        check_token("AUTH_TOKEN", settings.auth_token)
         headers["Authorization"] = f"Bearer {settings.auth_token}"
     content = None if body is None else msgspec.json.encode(body)
     try:
         url = httpx.URL(router.rstrip("/") + path)
+    except httpx.InvalidURL as error:
+        raise UsageError(f"--router {router!r}: {error}", f"Give a URL such as {DEFAULT_ROUTER_URL}.") from error
+    if url.scheme not in {"http", "https"} or not url.host or (url.port or 0) > 65535:
+        raise UsageError(f"--router {router!r} is no URL of a router", f"Give one such as {DEFAULT_ROUTER_URL}.")
+    try:
         here = url.host in {"127.0.0.1", "::1", "localhost"}  # no proxy can reach it
         response = httpx.request(method, url, headers=headers, content=content, timeout=30, trust_env=not here)
         if response.is_success:
             return msgspec.json.decode(response.content, type=kind)
         problem = msgspec.json.decode(response.content, type=Problem)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except httpx.HTTPError as error:
         raise RouterUnreachable(f"{router}: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RouterUnreachable(f"{router}: what answers there is no Readie router") from error

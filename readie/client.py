@@ -50,7 +50,7 @@ from readie.errors import (
 )
 from readie.imports import Reached, is_local, reach
 from readie.requirements import parse_requirement
-from readie.settings import DEFAULT_ROUTER_URL, RouterUrl, read_settings
+from readie.settings import DEFAULT_ROUTER_URL, RouterUrl, check_token, read_settings
 from readie.units import parse_size
 
 P = ParamSpec("P")
@@ -401,8 +401,7 @@ def _settings() -> ClientSettings:
 def _connection() -> dict[str, Any]:
     """What a HTTP client is made of, for the router that the environment names now."""
     settings = _settings()
-    if not (settings.auth_token.isascii() and settings.auth_token.isprintable()):
-        raise BadSetting("AUTH_TOKEN has characters that a header cannot carry", "Use printable ASCII.")
+    check_token("AUTH_TOKEN", settings.auth_token)
     headers = {"Accept": f"{_MESSAGEPACK}, application/problem+json", "Content-Type": _MESSAGEPACK}
     if settings.auth_token:
         headers["Authorization"] = f"Bearer {settings.auth_token}"

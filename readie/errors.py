@@ -252,7 +252,7 @@ class Unavailable(ReadieError):
 
 class DatabaseBehind(Unavailable):
     slug, title = "database-behind", "The database is behind this version"
-    way_out = "Run alembic upgrade head, or start with readie-router serve --migrate."
+    way_out = "Run readie-router upgrade (or alembic upgrade head), or start with readie-router serve --migrate."
 
 
 class DatabaseUnavailable(Unavailable):

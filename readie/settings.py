@@ -24,6 +24,12 @@ DEFAULT_ROUTER_URL = "http://127.0.0.1:8700"
 RouterUrl = Annotated[str, msgspec.Meta(pattern=r"^https?://[^/]", description=f"a URL such as {DEFAULT_ROUTER_URL}")]
 
 
+def check_token(variable: str, token: str) -> None:
+    """Raises `BadSetting`, without the token, for one that no header can carry."""
+    if not (token.isascii() and token.isprintable()):
+        raise BadSetting(f"{variable} has characters that a header cannot carry", "Use printable ASCII.")
+
+
 def _decode(kind: type, value: Any) -> Any:
     if kind is Bytes:
         return Bytes(parse_size(value))

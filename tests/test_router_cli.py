@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 import structlog
+from sqlalchemy import make_url
 
 from app.catalogue import import_catalogue
 from app.cli import main
@@ -202,7 +203,9 @@ def test_upgrade_brings_the_schema(cli: Any, empty_database_url: str) -> None:
     """An empty database is behind until it is upgraded."""
     open_database(empty_database_url).close()
     behind = cli("workers", DATABASE_URL=empty_database_url)
-    assert (behind.code, "alembic upgrade head" in behind.err) == (1, True)
+    assert behind.code == 1
+    assert f"{make_url(empty_database_url)}: its schema is at nothing" in behind.err
+    assert "readie-router upgrade" in behind.err
     assert cli("upgrade").code == 0
     assert cli("workers").code == 0
 
@@ -217,16 +220,24 @@ def test_upgrade_brings_the_schema(cli: Any, empty_database_url: str) -> None:
         (["explain"], {}, 2, "Missing argument"),
         (["explain", "a", "--flavor", "tpu"], {}, 2, "'tpu' is not a flavor. Use cpu or gpu."),
         (["explain", "a", "--memory", "1.5Gi"], {}, 2, "'1.5Gi' is not a size. Give whole bytes"),
-        (["explain", "x" * 1025], {}, 2, "length <= 1024"),
-        (["explain", "a", "--catalogue", "short"], {}, 2, "catalogue"),
+        (["explain", "x" * 1025], {}, 2, "MODULE: Expected `str` of length <= 1024"),
+        (["explain", "a\udcff"], {}, 2, "is not text"),
+        (["explain", "a", "--items-of", "\udcff"], {}, 2, "is not text"),
+        (["explain", "a", "--catalogue", "short"], {}, 2, "--catalogue 'short' is not a SHA-256"),
         (["explain", "a"], {"DATABASE_URL": "mysql://h/d"}, 2, "Accepted: duckdb:///file.duckdb"),
         (["explain", "a"], {"DATABASE_URL": "nonsense"}, 2, "Accepted: duckdb:///file.duckdb"),
         (["workers"], {"DATABASE_URL": "duckdb:///nowhere.duckdb"}, 1, "nowhere.duckdb: no such file"),
         (["workers"], {"DATABASE_URL": "postgresql://u:secret@127.0.0.1:1/d"}, 1, "Check DATABASE_URL"),
         (["workers", "--router", "http://127.0.0.1:1"], {}, 1, "127.0.0.1:1"),
-        (["workers", "--router", "nonsense"], {}, 1, "nonsense"),
+        (["workers", "--router", "nonsense"], {}, 2, "--router 'nonsense' is no URL of a router"),
+        (["workers", "--router", ""], {}, 2, "--router '' is no URL of a router"),
+        (["workers", "--router", "ftp://h"], {}, 2, "--router 'ftp://h' is no URL of a router"),
+        (["workers", "--router", "http://h:99999"], {}, 2, "--router 'http://h:99999' is no URL of a router"),
+        (["workers", "--router", "http://h:port"], {}, 2, "--router 'http://h:port': "),
+        (["workers", "--router", "http://127.0.0.1:1"], {"AUTH_TOKEN": "secret\u00fc"}, 2, "AUTH_TOKEN has characters"),
+        (["serve", "--port", "0"], {"WORKER_TOKEN": "secret\u00fc"}, 2, "WORKER_TOKEN has characters"),
         (["import", "nowhere.json"], {}, 2, "nowhere.json"),
-        (["import", "."], {}, 2, "."),
+        (["import", "."], {}, 2, ".: it is not a file"),
         (["serve"], {"ROUTER_PORT": "seventy"}, 2, "ROUTER_PORT='seventy'"),
         (["serve", "--port", "70000"], {}, 2, "ROUTER_PORT='70000'"),
         (["serve"], {"WORKER_TTL": "-1"}, 2, "WORKER_TTL='-1'"),
@@ -284,6 +295,29 @@ def test_a_database_that_is_behind_is_not_served(cli: Any, empty_database_url: s
 
     assert run.code == 1
     assert "serve --migrate" in run.err
+
+
+@pytest.mark.parametrize(
+    ("redirection", "message"),
+    [(">&-", ""), ("> /dev/full", "readie-router: No space left on device\n"), ("| head -c 1 > /dev/null", "")],
+)
+@pytest.mark.parametrize("command", ["explain numpy", "explain numpy --json", "--help"])
+def test_output_that_nobody_can_write(command: str, redirection: str, message: str, filled: str) -> None:
+    """Closed, full or hung up: at most one line says so."""
+    line = f"'{sys.executable}' -m app.cli {command} {redirection}"
+    environ = os.environ | {"DATABASE_URL": filled, "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(["sh", "-c", line], env=environ, stderr=subprocess.PIPE, text=True, check=False)
+
+    assert run.stderr == message
+
+
+def test_a_terminal_of_fewer_characters(filled: str) -> None:
+    """What it does not have is shown by its number."""
+    command = [sys.executable, "-m", "app.cli", "explain", "ü"]
+    environ = os.environ | {"DATABASE_URL": filled, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
+    run = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+
+    assert "\\xfc: matches no item" in run.stdout
 
 
 # ---- a real process ----

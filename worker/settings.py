@@ -11,7 +11,7 @@ import msgspec
 
 from readie.errors import BadSetting
 from readie.flavor import Flavor
-from readie.settings import DEFAULT_ROUTER_URL, Bytes, Duration, RouterUrl, read_settings
+from readie.settings import DEFAULT_ROUTER_URL, Bytes, Duration, RouterUrl, check_token, read_settings
 from readie.wire import IDENTIFIER, MAX_PAYLOAD
 
 
@@ -63,8 +63,7 @@ def read_worker_settings(environ: Mapping[str, str]) -> WorkerSettings:
         raise BadSetting(
             f"WORKER_GPU_TOTAL={settings.worker_gpu_total}: WORKER_FLAVOR is cpu", "Leave it out, or set gpu."
         )
-    if not (settings.worker_token.isascii() and settings.worker_token.isprintable()):
-        raise BadSetting("WORKER_TOKEN has characters that a header cannot carry", "Use printable ASCII.")
+    check_token("WORKER_TOKEN", settings.worker_token)
     if settings.checkpoint_dir is not None and not Path(settings.checkpoint_dir).is_dir():
         raise BadSetting(
             f"CHECKPOINT_DIR={settings.checkpoint_dir!r} is not a folder",
