@@ -37,7 +37,6 @@ from readie.errors import (
     BadRequest,
     BadRequirement,
     BadResult,
-    BadSetting,
     BadSize,
     CallCancelled,
     CallError,
@@ -48,6 +47,7 @@ from readie.errors import (
     RouterUnreachable,
     problem_from,
 )
+from readie.http import MESSAGEPACK, connection, read_answer
 from readie.imports import Reached, is_local, reach
 from readie.requirements import parse_requirement
 from readie.settings import DEFAULT_ROUTER_URL, RouterUrl, check_token, read_settings
@@ -56,6 +56,7 @@ from readie.units import parse_size
 P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
+T = TypeVar("T")
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 POLL_SECONDS = 30.0  # of one long poll
@@ -64,7 +65,6 @@ RECONNECT_SECONDS = 30.0  # that a placed call outlives a router that does not a
 SETTLE_SECONDS = 15.0  # after a call of a map has ended, until its worker has surely reported the room
 IN_FLIGHT = 16  # calls of one map at a time
 
-_MESSAGEPACK = "application/vnd.msgpack"
 _ENDED: frozenset[wire.CallState] = frozenset({"finished", "failed", "cancelled"})
 
 
@@ -346,7 +346,7 @@ def _place(request: wire.CallRequest) -> _Steps[wire.CallPlaced]:
     """Has the router place a call. Never sent twice: a lost answer does not say whether the call runs."""
     body = msgspec.msgpack.encode(request)
     answer = yield from _ask(_Ask("POST", "/v1/calls", request.queue_timeout + ANSWER_SECONDS, body))
-    return _decode(answer, wire.CallPlaced)
+    return read_answer(answer, wire.CallPlaced)
 
 
 def _look(call_id: str, seconds: float, seen: int, *, given_up: Callable[[], bool]) -> _Steps[wire.CallStatus]:
@@ -361,14 +361,14 @@ def _look(call_id: str, seconds: float, seen: int, *, given_up: Callable[[], boo
                 raise
             yield 0.5
         else:
-            return _decode(answer, wire.CallStatus)
+            return read_answer(answer, wire.CallStatus)
 
 
 def _end(call_id: str) -> _Steps[None]:
     """Cancels a call; one that has ended stays as it is."""
     answer = yield from _ask(_Ask("DELETE", f"/v1/calls/{call_id}", 5.0))
     if answer.is_error:
-        _decode(answer, wire.CallStatus)
+        read_answer(answer, wire.CallStatus)
 
 
 def _ask(ask: _Ask) -> _Steps[httpx.Response]:
@@ -376,22 +376,6 @@ def _ask(ask: _Ask) -> _Steps[httpx.Response]:
         return (yield ask)
     except httpx.RequestError as error:
         raise RouterUnreachable(f"{_settings().router_url}: {_text(error)}") from error
-
-
-T = TypeVar("T")
-
-
-def _decode(answer: httpx.Response, kind: type[T]) -> T:
-    """The record in an answer. Raises what its problem document says."""
-    decode = msgspec.msgpack.decode if "msgpack" in answer.headers.get("content-type", "") else msgspec.json.decode
-    try:
-        if answer.is_success:
-            return decode(answer.content, type=kind)
-        problem = decode(answer.content, type=wire.Problem)
-    except (msgspec.DecodeError, UnicodeDecodeError):  # also what is valid, but something else
-        message = f"{answer.url.copy_with(query=None)} answered {answer.status_code}, and not as a router does"
-        raise RouterUnreachable(message, "Set ROUTER_URL to a Readie router.") from None
-    raise problem_from(problem.type, problem.detail or problem.title, problem.way_out)
 
 
 def _settings() -> ClientSettings:
@@ -402,15 +386,9 @@ def _connection() -> dict[str, Any]:
     """What a HTTP client is made of, for the router that the environment names now."""
     settings = _settings()
     check_token("AUTH_TOKEN", settings.auth_token)
-    headers = {"Accept": f"{_MESSAGEPACK}, application/problem+json", "Content-Type": _MESSAGEPACK}
-    if settings.auth_token:
-        headers["Authorization"] = f"Bearer {settings.auth_token}"
-    try:
-        url = httpx.URL(settings.router_url)
-    except httpx.InvalidURL as error:
-        raise BadSetting(f"ROUTER_URL={settings.router_url!r}: {error}", "Accepted: http://127.0.0.1:8700.") from None
-    here = url.host in {"127.0.0.1", "::1", "localhost"}  # no proxy can reach it
-    return {"base_url": url, "headers": headers, "verify": _certificates(), "trust_env": not here}
+    options = connection(settings.router_url, settings.auth_token)
+    options["headers"] |= {"Accept": f"{MESSAGEPACK}, application/problem+json", "Content-Type": MESSAGEPACK}
+    return {**options, "verify": _certificates()}
 
 
 @functools.cache
