@@ -64,6 +64,8 @@ def create_app(settings: RouterSettings, database: Database, wake_ups: WakeUps |
             calls.list_calls,
             calls.explain_modules,
             catalogues.list_all,
+            catalogues.import_one,
+            catalogues.activate,
             catalogues.read_active,
             catalogues.read_one_item,
             catalogues.read_one_checkpoint,

@@ -1,7 +1,9 @@
 """Catalogues in the database: import, activation, the files of CATALOGUE_DIR, look-ups."""
 
 import math
+import threading
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,10 +27,10 @@ from app.tables import (
     items,
 )
 from readie.closure import Closures, compute_closures
-from readie.document import Catalogue, Ids, hash_document
+from readie.document import Catalogue, Ids, hash_document, read_document
 from readie.errors import BadDocument, BadFlavor, UnknownCatalogue
 from readie.flavor import Flavor, parse_flavor
-from readie.projection import load_catalogue
+from readie.projection import changed_while_read, load_catalogue
 
 log = structlog.get_logger()
 
@@ -38,7 +40,28 @@ ActivatedBy = Literal["file", "request"]
 _TABLES = (catalogues, distributions, checkpoints, classes, atoms, closures, items, canonical_items)
 
 
+#: Documents are read one at a time: a big one takes up to 800 MB meanwhile.
+_turn = threading.Lock()
+
 # ---- import and activation ----
+
+
+def import_document(database: Database, path: Path, sha256: str, name: str) -> tuple[str, ...]:
+    """Makes the document in the file `path`, which has this SHA-256 and stays as it is, the active catalogue of its
+    flavor. One that is there already is not read again.
+
+    Returns what was ignored or dropped in it. Raises `BadDocument`, which calls it `name`; nothing has changed then.
+    """
+    with database.reading() as connection:
+        known = find_catalogue(connection, sha256)
+    if known is not None:
+        with suppress(UnknownCatalogue):  # dropped in the meantime
+            activate_catalogue(database, sha256)
+            return ()
+    with _turn:
+        catalogue = read_document(path, name)
+        import_catalogue(database, catalogue)
+    return catalogue.warnings
 
 
 def import_catalogue(database: Database, catalogue: Catalogue, activated_by: ActivatedBy = "request") -> int:
@@ -78,13 +101,18 @@ def activate_catalogue(
 ) -> int:
     """Makes an imported catalogue the active one of its flavor. Returns its id.
 
-    Raises `UnknownCatalogue` if there is none with this SHA-256, or it is of another flavor than `flavor`.
+    Earlier ones can be activated as long as they are kept. Raises `UnknownCatalogue` if there is none with this
+    SHA-256, or it is of another flavor than `flavor`.
     """
     with database.transaction() as connection:
         database.lock(connection, "catalogues")
         known = find_catalogue(connection, sha256)
-        if known is None or (flavor is not None and known.flavor != flavor):
-            raise UnknownCatalogue(f"no catalogue {sha256}" + (f" of flavor {flavor}" if flavor else ""))
+        if known is None:
+            way_out = "readie-router catalogues --json lists those that are imported, readie-router import adds one."
+            raise UnknownCatalogue(f"no catalogue {sha256} is imported", way_out)
+        if flavor is not None and known.flavor != flavor:
+            way_out = f"Activate it for flavor {known.flavor}."
+            raise UnknownCatalogue(f"catalogue {sha256} is of flavor {known.flavor}, not {flavor}", way_out)
         _activate(connection, known.catalogue_id, activated_by, sha256 if activated_by == "file" else None)
     log.info("catalogue activated", flavor=known.flavor, sha256=sha256, activated_by=activated_by, imported=False)
     return int(known.catalogue_id)
@@ -255,7 +283,7 @@ def load_catalogue_dir(database: Database, folder: Path | None) -> list[str]:
             doubtful |= _may_be(file.path)
             try:
                 load_catalogue(file.path)
-                warn(f"{file.path}: it changed while it was looked at, and is left alone")
+                warn(changed_while_read(file.path).detail)
             except BadDocument as error:
                 warn(error.detail)
     for flavor in Flavor:
@@ -313,17 +341,17 @@ def _use(database: Database, file: _File, flavor: Flavor, active: Row[Any] | Non
     if active is not None and active.file_sha256 == file.sha256:
         return ()
     if file.imported:
-        try:
+        with suppress(UnknownCatalogue):  # dropped in the meantime
             activate_catalogue(database, file.sha256, flavor, "file")
-        except UnknownCatalogue:  # dropped in the meantime
-            pass
-        else:
             return ()
-    catalogue = load_catalogue(file.path)
-    try:
-        import_catalogue(database, catalogue, "file")
-    except BadDocument as error:
-        raise BadDocument(f"{file.path}: {error.detail}") from error
+    with _turn:
+        catalogue = load_catalogue(file.path)
+        if catalogue.sha256 != file.sha256:  # it may be of another flavor, too
+            raise changed_while_read(file.path)
+        try:
+            import_catalogue(database, catalogue, "file")
+        except BadDocument as error:
+            raise BadDocument(f"{file.path}: {error.detail}") from error
     return catalogue.warnings
 
 

@@ -24,7 +24,7 @@ from readie.document import (
     hash_document,
     read_document,
 )
-from readie.errors import BadFile, BadProjection
+from readie.errors import BadDocument, BadFile, BadProjection
 from readie.flavor import Flavor
 
 
@@ -158,16 +158,34 @@ def read_projection(folder: Path, sha256: str) -> Catalogue:
 
 def load_catalogue(json_path: Path) -> Catalogue:
     """The catalogue of the document `json_path`: from its projection where that is good, else from the document,
-    with the reason as the first of its `warnings`. Raises `BadDocument`.
+    with the reason as the first of its `warnings`. Raises `BadDocument`, also for a file that changes meanwhile.
     """
     folder = projection_path(json_path)
     sha256 = hash_document(json_path)
     try:
         return read_projection(folder, sha256)
     except BadProjection as error:
-        catalogue = read_document(json_path)
+        catalogue = _read_unchanged(json_path, sha256)
         warning = f"{json_path}: read from JSON, without the projection {folder.name}: {error.detail}"
         return replace(catalogue, warnings=(warning, *catalogue.warnings))
+
+
+def _read_unchanged(path: Path, sha256: str) -> Catalogue:
+    """The document, if what is read is what was hashed: not the half of one file and the half of the next."""
+    try:
+        catalogue = read_document(path)
+    except BadDocument as error:
+        if hash_document(path) == sha256:
+            raise
+        raise changed_while_read(path) from error
+    if catalogue.sha256 != sha256:
+        raise changed_while_read(path)
+    return catalogue
+
+
+def changed_while_read(path: Path) -> BadDocument:
+    """What is said of a file that somebody was writing."""
+    return BadDocument(f"{path}: it changed while it was read, and is left alone", "Import it again when it is whole.")
 
 
 def _hold(true: object, reason: str) -> None:

@@ -324,6 +324,18 @@ class CatalogueSummary(Answer, frozen=True, kw_only=True):
     distributions: int
 
 
+class ImportedCatalogue(CatalogueSummary, frozen=True, kw_only=True):
+    """`POST /v1/catalogues`: the catalogue, now active."""
+
+    warnings: list[str] = []  # what was ignored or dropped in the document; none if it was imported before
+
+
+class ActivateRequest(Record, frozen=True, kw_only=True):
+    """`POST /v1/catalogues/{flavor}/activate`."""
+
+    sha256: Digest  # of an imported catalogue
+
+
 class ItemView(Answer, frozen=True, kw_only=True):
     key: str
     load_time: float

@@ -1,20 +1,35 @@
-"""Routes about catalogues: which are there, what is in the active one of a flavor."""
+"""Routes about catalogues: which are there, what is in the active one of a flavor; import one, activate one."""
 
-from typing import Any
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import IO, Annotated, Any
 
-from litestar import get
+import msgspec
+from litestar import get, post
+from litestar.concurrency import sync_to_thread
 from litestar.di import NamedDependency
-from litestar.params import FromPath
+from litestar.openapi.spec import OpenAPIMediaType, OpenAPIType, Operation, RequestBody, Schema
+from litestar.params import FromPath, JSONBody, QueryParameter
 from sqlalchemy import Connection, Row
 
-from app.api import PROBLEMS
-from app.catalogue import find_active_catalogue, list_checkpoints, read_checkpoint, read_item
+from app.api import JSON, PROBLEMS, WireRequest
+from app.catalogue import (
+    activate_catalogue,
+    find_active_catalogue,
+    import_document,
+    list_checkpoints,
+    read_checkpoint,
+    read_item,
+)
 from app.catalogue import list_catalogues as list_rows
 from app.database import Database
-from readie.errors import UnknownCatalogue, UnknownCheckpoint, UnknownItem
+from app.settings import RouterSettings
+from readie.errors import BadDocument, PayloadTooLarge, Unavailable, UnknownCatalogue, UnknownCheckpoint, UnknownItem
 from readie.flavor import Flavor, parse_flavor
 from readie.units import ns_to_seconds
-from readie.wire import CatalogueSummary, CheckpointView, ItemView
+from readie.wire import ActivateRequest, CatalogueSummary, CheckpointView, ImportedCatalogue, ItemView
 
 
 def read_summaries(connection: Connection, flavor: Flavor | None = None) -> list[CatalogueSummary]:
@@ -40,6 +55,91 @@ def list_all(database: NamedDependency[Database]) -> list[CatalogueSummary]:
     """The catalogues that are imported, by flavor: the active one first, then the newest."""
     with database.reading() as connection:
         return read_summaries(connection)
+
+
+@dataclass
+class _WithDocument(Operation):
+    """Litestar describes the bodies that it decodes; this one is only passed on."""
+
+    def __post_init__(self) -> None:
+        document = OpenAPIMediaType(schema=Schema(type=OpenAPIType.OBJECT))
+        self.request_body = RequestBody({JSON: document}, "A catalogue document, version 2", required=True)
+
+
+@post(
+    "/catalogues",
+    operation_id="importCatalogue",
+    operation_class=_WithDocument,
+    request_max_body_size=None,  # MAX_CATALOGUE is: see _receive
+    responses=PROBLEMS,
+)
+async def import_one(
+    request: WireRequest,
+    database: NamedDependency[Database],
+    settings: NamedDependency[RouterSettings],
+    sha256: Annotated[
+        str | None, QueryParameter(pattern="^[0-9a-f]{64}$", description="refuse a document that has another")
+    ] = None,
+) -> ImportedCatalogue:
+    """Imports the document that is the body and makes it the active catalogue of its flavor, or changes nothing."""
+    try:
+        with NamedTemporaryFile(prefix="readie-", suffix=".json") as file:
+            digest = await _receive(request, file, settings.max_catalogue)
+            if sha256 not in (None, digest):
+                raise BadDocument(f"the body: its SHA-256 is {digest}, not {sha256}: it is not what was to be sent")
+            return await sync_to_thread(_import, database, Path(file.name), digest)
+    except OSError as error:
+        way_out = "Make room in the router's TMPDIR, or put the file into its CATALOGUE_DIR."
+        raise Unavailable(f"the document cannot be kept while it is read: {error.strerror}", way_out) from error
+
+
+async def _receive(request: WireRequest, file: IO[bytes], most: int) -> str:
+    """Writes the body to a file as it comes in; returns its SHA-256. Raises `PayloadTooLarge`."""
+    digest, size = hashlib.sha256(), request.content_length or 0
+
+    def keep(chunk: bytes) -> None:
+        digest.update(chunk)
+        file.write(chunk)
+
+    received = 0
+    async for chunk in request.stream():
+        received += len(chunk)
+        if max(size, received) > most:
+            way_out = "Raise MAX_CATALOGUE on the router, or put the file into its CATALOGUE_DIR."
+            raise PayloadTooLarge(f"the document is larger than the {most} bytes of MAX_CATALOGUE", way_out)
+        await sync_to_thread(keep, chunk)
+    await sync_to_thread(file.flush)
+    return digest.hexdigest()
+
+
+def _import(database: Database, path: Path, sha256: str) -> ImportedCatalogue:
+    warnings = import_document(database, path, sha256, "the body")
+    with database.reading() as connection:
+        summary = _summary(connection, sha256)
+    return ImportedCatalogue(**msgspec.structs.asdict(summary), warnings=list(warnings))
+
+
+@post(
+    "/catalogues/{flavor:str}/activate",
+    operation_id="activateCatalogue",
+    status_code=200,
+    sync_to_thread=True,
+    responses=PROBLEMS,
+)
+def activate(
+    flavor: FromPath[str], data: JSONBody[ActivateRequest], database: NamedDependency[Database]
+) -> CatalogueSummary:
+    """Makes an imported catalogue the active one of its flavor, an earlier one too, until its file changes."""
+    activate_catalogue(database, data.sha256, parse_flavor(flavor))
+    with database.reading() as connection:
+        return _summary(connection, data.sha256)
+
+
+def _summary(connection: Connection, sha256: str) -> CatalogueSummary:
+    for summary in read_summaries(connection):
+        if summary.sha256 == sha256:
+            return summary
+    raise UnknownCatalogue(f"catalogue {sha256} was dropped: others were imported since", "Import it again.")
 
 
 @get("/catalogues/{flavor:str}", operation_id="readCatalogue", sync_to_thread=True, responses=PROBLEMS)
