@@ -40,13 +40,13 @@ from readie.errors import (
     PortTaken,
     RouterUnreachable,
     UsageError,
-    problem_from,
 )
 from readie.flavor import parse_flavor
+from readie.http import connection, read_answer
 from readie.projection import load_catalogue
-from readie.settings import DEFAULT_ROUTER_URL, check_token, read_settings
+from readie.settings import check_token, read_settings
 from readie.units import parse_size
-from readie.wire import CatalogueSummary, ExplainRequest, Explanation, Problem, WorkerView
+from readie.wire import CatalogueSummary, ExplainRequest, Explanation, WorkerView
 
 app = typer.Typer(
     help="The Readie router: it places calls on workers, each on the checkpoint that costs least.",
@@ -353,28 +353,15 @@ def _ask(
     router: str, settings: RouterSettings, route: tuple[str, str, msgspec.Struct | None], kind: type[Answer]
 ) -> Answer:
     method, path, body = route
-    headers = {"Content-Type": "application/json"}
-    if settings.auth_token is not None:
-        check_token("AUTH_TOKEN", settings.auth_token)
-        headers["Authorization"] = f"Bearer {settings.auth_token}"
+    check_token("AUTH_TOKEN", settings.auth_token or "")
+    options = connection(router, settings.auth_token or "", named="--router ")
     content = None if body is None else msgspec.json.encode(body)
     try:
-        url = httpx.URL(router.rstrip("/") + path)
-    except httpx.InvalidURL as error:
-        raise UsageError(f"--router {router!r}: {error}", f"Give a URL such as {DEFAULT_ROUTER_URL}.") from error
-    if url.scheme not in {"http", "https"} or not url.host or (url.port or 0) > 65535:
-        raise UsageError(f"--router {router!r} is no URL of a router", f"Give one such as {DEFAULT_ROUTER_URL}.")
-    try:
-        here = url.host in {"127.0.0.1", "::1", "localhost"}  # no proxy can reach it
-        response = httpx.request(method, url, headers=headers, content=content, timeout=30, trust_env=not here)
-        if response.is_success:
-            return msgspec.json.decode(response.content, type=kind)
-        problem = msgspec.json.decode(response.content, type=Problem)
+        with httpx.Client(**options, timeout=30) as http:
+            answer = http.request(method, path, content=content, headers={"Content-Type": "application/json"})
     except httpx.HTTPError as error:
         raise RouterUnreachable(f"{router}: {error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RouterUnreachable(f"{router}: what answers there is no Readie router") from error
-    raise problem_from(problem.type, problem.detail, problem.way_out)
+    return read_answer(answer, kind)
 
 
 # ---- what is printed ----

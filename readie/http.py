@@ -14,12 +14,18 @@ MESSAGEPACK = "application/vnd.msgpack"
 T = TypeVar("T")
 
 
-def connection(router_url: str, token: str) -> dict[str, Any]:
-    """What an HTTP client for this router is made of: base URL, headers, whether proxies count. Raises `BadSetting`."""
+def connection(router_url: str, token: str, *, named: str = "ROUTER_URL=") -> dict[str, Any]:
+    """What an HTTP client for this router is made of: base URL, headers, whether proxies count.
+
+    Raises `BadSetting`, which says the URL behind `named`, where it was read.
+    """
+    way_out = f"Give a URL such as {DEFAULT_ROUTER_URL}."
     try:
         url = httpx.URL(router_url)
     except httpx.InvalidURL as error:
-        raise BadSetting(f"ROUTER_URL={router_url!r}: {error}", f"Accepted: {DEFAULT_ROUTER_URL}.") from None
+        raise BadSetting(f"{named}{router_url!r}: {error}", way_out) from None
+    if url.scheme not in {"http", "https"} or not url.host or (url.port or 0) > 65535:
+        raise BadSetting(f"{named}{router_url!r} is no URL of a router", way_out)
     here = url.host in {"127.0.0.1", "::1", "localhost"}  # no proxy can reach it
     return {
         "base_url": url,

@@ -189,9 +189,9 @@ class Router:
             ]
             for reader in readers:
                 reader.start()
-            process.stdin.write(call.request.payload)
-            process.stdin.flush()
-            process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # else the pipes would be closed while they are read
+                process.stdin.write(call.request.payload)
+                process.stdin.close()
             for reader in readers:
                 reader.join()
         if not answer.exists():
