@@ -19,7 +19,18 @@ from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
 
-from app.api import PROBLEM, WireRequest, WireResponse, calls, catalogues, check_path, operations, token_guard, workers
+from app.api import (
+    PROBLEM,
+    WireRequest,
+    WireResponse,
+    calls,
+    catalogues,
+    check_path,
+    operations,
+    sql,
+    token_guard,
+    workers,
+)
 from app.database import Database
 from app.liveness import prune, sweep
 from app.settings import RouterSettings
@@ -70,6 +81,7 @@ def create_app(settings: RouterSettings, database: Database, wake_ups: WakeUps |
             catalogues.read_one_item,
             catalogues.read_one_checkpoint,
             workers.list_workers,
+            sql.run_sql,
         ],
         guards=[token_guard(settings.auth_token)],
         tags=["clients"],

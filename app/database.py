@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import duckdb
 import psycopg
@@ -45,8 +45,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY
 
+from app.sql import views
 from app.tables import BitString, workers
-from readie.errors import BadSetting, DatabaseBehind, DatabaseInUse, DatabaseUnavailable
+from readie.errors import BadQuery, BadSetting, DatabaseBehind, DatabaseInUse, DatabaseUnavailable, QueryTimeout
 
 #: What an index entry of PostgreSQL holds at most is 2,704 bytes, with its header and a key beside the text.
 MAX_TEXT_BYTES = 2_600
@@ -100,6 +101,28 @@ class Database:
     def close(self) -> None:
         """Closes the idle connections; another process can then open a DuckDB file."""
         self.engine.dispose()
+
+    @property
+    def sql_dialect(self) -> Literal["duckdb", "postgres"]:
+        """What a parser of SQL calls this database."""
+        return "duckdb" if self._is_duckdb else "postgres"
+
+    def query(self, query: str, time_limit_s: float) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """Runs a query that `app.query` has checked, unable to change anything: names of its columns, rows.
+
+        Raises `BadQuery` with the database's words, `QueryTimeout` past `time_limit_s`, `DatabaseUnavailable`.
+        """
+        # On the driver itself: to SQLAlchemy `:word` would be a parameter.
+        with self._problems(), self.engine.connect() as connection:
+            driver: Any = connection.connection.driver_connection
+            try:
+                return (_query_duckdb if self._is_duckdb else _query_postgresql)(driver, query, time_limit_s)
+            except (duckdb.InterruptException, psycopg.errors.QueryCanceled) as error:
+                raise QueryTimeout(f"it ran for {time_limit_s:g} seconds") from error
+            except (duckdb.Error, psycopg.Error) as error:
+                if _is_gone(error):
+                    raise
+                raise BadQuery(str(error).partition("\n")[0]) from error
 
     def lock_worker(self, connection: Connection, worker_id: str) -> None:
         """Keeps other transactions from placing on or changing this worker until this one ends."""
@@ -198,6 +221,67 @@ def check_schema(database: Database) -> None:
     revision, head = _refuse_later(database)
     if revision != head:
         raise DatabaseBehind(f"its schema is at {revision or 'nothing'}, this version needs {head}")
+
+
+def _query_duckdb(driver: Any, query: str, time_limit_s: float) -> tuple[list[str], list[tuple[Any, ...]]]:
+    # DuckDB has no time limit of its own. The lock keeps a late timer from a later query on this connection.
+    ending, ended = threading.Lock(), False
+
+    def interrupt() -> None:
+        with ending:
+            if not ended:
+                driver.interrupt()
+
+    timer = threading.Timer(time_limit_s, interrupt)
+    timer.daemon = True
+    driver.execute("BEGIN TRANSACTION READ ONLY")
+    try:
+        timer.start()
+        driver.execute(query)
+        return [each[0] for each in driver.description], driver.fetchall()
+    finally:
+        with ending:
+            ended = True
+        timer.cancel()
+        driver.execute("ROLLBACK")
+
+
+def _query_postgresql(driver: Any, query: str, time_limit_s: float) -> tuple[list[str], list[tuple[Any, ...]]]:
+    with driver.cursor() as cursor:
+        try:
+            cursor.execute("SET TRANSACTION READ ONLY")
+            cursor.execute(f"SET LOCAL statement_timeout = {max(1, int(time_limit_s * 1000))}")
+            cursor.execute(query)
+            return [each.name for each in cursor.description], cursor.fetchall()
+        finally:
+            driver.rollback()
+
+
+# What our views have in their comments, so that others' views stay when ours are dropped.
+_OUR_VIEW = "Readie: "
+
+
+def drop_views(connection: Connection) -> None:
+    """Drops the views for people: a migration may then change what they read."""
+    is_duckdb = connection.dialect.name == "duckdb"
+    if is_duckdb:
+        listed = "SELECT view_name FROM duckdb_views() WHERE starts_with(comment, :ours)"
+    else:
+        listed = """SELECT c.relname FROM pg_class c
+            WHERE c.relkind = 'v' AND c.relnamespace = CAST(current_schema() AS regnamespace)
+                AND starts_with(obj_description(c.oid, 'pg_class'), :ours)"""
+    found = [f'"{name}"' for name in connection.execute(text(listed), {"ours": _OUR_VIEW}).scalars()]
+    # DuckDB drops one at a time and asks nothing; PostgreSQL drops those that read one another only together.
+    for names in found if is_duckdb else filter(None, [", ".join(found)]):
+        connection.exec_driver_sql(f"DROP VIEW {names}")
+
+
+def create_views(connection: Connection) -> None:
+    """Creates the views for people, each with its comment; the schema has to be this version's."""
+    for name, view in views().items():
+        connection.exec_driver_sql(f"CREATE VIEW {name} AS\n{view.query}")
+        comment = (_OUR_VIEW + view.about).replace("'", "''")
+        connection.exec_driver_sql(f"COMMENT ON VIEW {name} IS '{comment}'")
 
 
 def _refuse_later(database: Database) -> tuple[str | None, str | None]:

@@ -1,4 +1,4 @@
-"""Runs the migrations in one transaction, on the database that is given or the one at DATABASE_URL."""
+"""Runs the migrations and rebuilds the views, in one transaction, on the database that is given or the one at DATABASE_URL."""
 
 import os
 from logging.config import fileConfig
@@ -7,7 +7,7 @@ from alembic import context
 from alembic.util import CommandError
 from sqlalchemy import Connection
 
-from app.database import Database, open_database
+from app.database import Database, create_views, drop_views, open_database
 from app.settings import RouterSettings
 from app.tables import metadata
 from readie.errors import ReadieError
@@ -18,7 +18,11 @@ def run(database: Database, connection: Connection) -> None:
     # Deployers that start at once take turns. The revision is read after the lock, so the second finds nothing to do.
     database.lock(connection, "migrations")
     context.configure(connection=connection, target_metadata=metadata)
+    # Views hold no data: they are rebuilt, not migrated, because PostgreSQL keeps one from changing what a view reads.
+    drop_views(connection)
     context.run_migrations()
+    if context.get_context().get_current_revision() == context.get_head_revision():
+        create_views(connection)
 
 
 def main() -> None:

@@ -54,6 +54,11 @@ class BadRequest(UsageError):
     way_out = "The OpenAPI document at /schema describes what is accepted."
 
 
+class BadQuery(UsageError):
+    slug, status, title = "bad-query", 400, "The query cannot be run"
+    way_out = "Write one SELECT over the views and functions that docs/sql.md lists."
+
+
 class BadFlavor(UsageError):
     slug, status, title = "bad-flavor", 400, "Unknown flavor"
     way_out = "Use cpu or gpu."
@@ -253,6 +258,16 @@ class Unavailable(ReadieError):
 class DatabaseBehind(Unavailable):
     slug, title = "database-behind", "The database is behind this version"
     way_out = "Run readie-router upgrade (or alembic upgrade head), or start with readie-router serve --migrate."
+
+
+class QueryTimeout(Unavailable):
+    slug, title = "query-timeout", "The query took too long"
+    way_out = "Ask for less, or allow it more with --seconds."
+
+
+class QueryBusy(Unavailable):
+    slug, title = "query-busy", "Other queries are running"
+    way_out = "Try again when they have ended."
 
 
 class DatabaseUnavailable(Unavailable):

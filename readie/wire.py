@@ -4,7 +4,7 @@ Sizes are bytes, durations seconds, unless a name says otherwise. Times are ISO 
 """
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -196,6 +196,25 @@ class CallStatus(Answer, frozen=True, kw_only=True):
     output: list[OutputPiece] = []
     output_from: Count = 0  # how many pieces come before `output`: `seen`, or 0 where all are there
     result: Result | None = None
+
+
+# ---- SQL for people ----
+
+
+class SqlRequest(Record, frozen=True, kw_only=True):
+    """`POST /v1/sql`: one SELECT over the views for people, with its limits."""
+
+    query: Annotated[str, msgspec.Meta(min_length=1, max_length=100_000)]
+    rows: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1000
+    seconds: Annotated[float, msgspec.Meta(gt=0, le=300)] = 20.0
+
+
+class SqlAnswer(Answer, frozen=True, kw_only=True):
+    """Rows of numbers, text, booleans, nulls and lists of them; whatever else is text. `more`: some were left out."""
+
+    columns: list[str]
+    rows: list[list[Any]]
+    more: bool
 
 
 # ---- explain ----

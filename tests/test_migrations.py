@@ -34,13 +34,14 @@ def describe(connection: Connection, *, duckdb: bool) -> list[Any]:
     if duckdb:
         queries = [
             """SELECT table_name, column_name, data_type, is_nullable, column_default, column_index
-            FROM duckdb_columns() WHERE NOT internal""",
+            FROM duckdb_columns() WHERE NOT internal AND table_name IN (SELECT table_name FROM duckdb_tables())""",
             """SELECT table_name, constraint_type, constraint_text, NULL, NULL, NULL FROM duckdb_constraints()""",
         ]
     else:
         queries = [
             """SELECT table_name, column_name, data_type, is_nullable, column_default, ordinal_position
-            FROM information_schema.columns WHERE table_schema = 'public'""",
+            FROM information_schema.columns JOIN information_schema.tables USING (table_schema, table_name)
+            WHERE table_schema = 'public' AND table_type = 'BASE TABLE'""",
             """SELECT CAST(conrelid AS regclass), contype, pg_get_constraintdef(oid), conname, NULL, NULL
             FROM pg_constraint WHERE connamespace = CAST('public' AS regnamespace)""",
             """SELECT tablename, indexname, indexdef, NULL, NULL, NULL FROM pg_indexes WHERE schemaname = 'public'""",

@@ -1,4 +1,4 @@
-"""The statements of this folder's `.sql` files, by name.
+"""The statements of this folder's `.sql` files, by name, and the views for people.
 
 A statement begins with `-- name: <name>`, then a sentence of intent, its parameters (`-- parameters: a integer[], b
 text`, or `none`; repeated where one line is not enough) and what it returns. The same text runs on both databases.
@@ -8,10 +8,15 @@ import re
 from functools import cache
 from importlib.resources import files
 from itertools import chain
+from typing import NamedTuple
 
 from sqlalchemy import TextClause, text
 
 _NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+#: Where the views are, in the order in which they build on one another.
+VIEW_FILES = ("views_tables.sql", "views.sql", "views_calls.sql")
+
+_VIEW = re.compile(r"((?:^-- [^\n]+\n)+)^CREATE VIEW (\w+) AS\n(.+?);$", re.MULTILINE | re.DOTALL)
 _PARAMETERS = re.compile(r"^-- parameters: (.+)$", re.MULTILINE)
 
 
@@ -39,3 +44,21 @@ def declared_parameters(name: str) -> dict[str, str]:
     """Parameter → SQL type, as the statement's `-- parameters:` lines declare them."""
     lines = (line.split(", ") for line in _PARAMETERS.findall(texts()[name]) if line != "none")
     return dict((declaration.split(" ", 1)) for declaration in chain.from_iterable(lines))
+
+
+class View(NamedTuple):
+    """A view for people: what it tells (its comment in the file) and its SELECT."""
+
+    about: str
+    query: str
+
+
+@cache
+def views() -> dict[str, View]:
+    """Name → view, each after those that it reads."""
+    found: dict[str, View] = {}
+    for file in VIEW_FILES:
+        for comment, name, query in _VIEW.findall(files(__name__).joinpath(file).read_text(encoding="utf-8")):
+            about = " ".join(line.removeprefix("--").strip() for line in comment.splitlines())
+            found[name] = View(about, query)
+    return found
