@@ -1,5 +1,6 @@
 """`readie-router`: serve, bring the database up to date, and look into it."""
 
+import csv
 import errno
 import logging
 import os
@@ -19,7 +20,8 @@ import structlog
 import typer
 import uvicorn
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 from sqlalchemy import Connection
 
 from app.api.catalogues import read_summaries
@@ -27,6 +29,7 @@ from app.api.workers import read_workers
 from app.application import create_app
 from app.catalogue import import_catalogue, load_catalogue_dir
 from app.database import Database, check_schema, migrate, open_database
+from app.query import list_views, run_query
 from app.scoring import explain as explain_modules
 from app.settings import RouterSettings
 from app.waiting import WakeUps
@@ -46,7 +49,7 @@ from readie.http import connection, read_answer
 from readie.projection import load_catalogue
 from readie.settings import check_token, read_settings
 from readie.units import parse_size
-from readie.wire import CatalogueSummary, ExplainRequest, Explanation, WorkerView
+from readie.wire import CatalogueSummary, ExplainRequest, Explanation, SqlAnswer, SqlRequest, WorkerView
 
 app = typer.Typer(
     help="The Readie router: it places calls on workers, each on the checkpoint that costs least.",
@@ -290,6 +293,55 @@ def workers(as_json: AsJson = False, database: DatabaseUrl = None, router: Route
     _print(table)
 
 
+@app.command(epilog="Example: readie-router sql 'SELECT * FROM package_costs ORDER BY load_ns DESC LIMIT 5'")
+def sql(
+    query: Annotated[
+        str | None,
+        typer.Argument(
+            help="A SELECT, a file with one, or - for standard input; none: list the views.", metavar="QUERY"
+        ),
+    ] = None,
+    *,
+    as_json: AsJson = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    rows: Annotated[int, typer.Option(help="Rows to print at most, up to 100,000.")] = 1000,
+    seconds: Annotated[float, typer.Option(help="Time that the query may take, up to 300.")] = 20.0,
+    database: DatabaseUrl = None,
+    router: RouterUrl = None,
+) -> None:
+    """Run a SELECT over the views that docs/sql.md describes; it cannot change anything."""
+    if as_json and as_csv:
+        raise UsageError("--json and --csv: give one of them")
+    if query is None:
+        _print_sql(
+            SqlAnswer(columns=["view", "tells"], rows=[list(each) for each in list_views()], more=False),
+            as_json,
+            as_csv,
+        )
+        return
+    try:
+        request = msgspec.convert({"query": _read_query(query), "rows": rows, "seconds": seconds}, SqlRequest)
+    except msgspec.ValidationError as error:
+        raise UsageError(str(error)) from error
+    answer = _answer(
+        _settings(database), router, lambda opened: run_query(opened, request), ("POST", "/v1/sql", request), SqlAnswer
+    )
+    _print_sql(answer, as_json, as_csv)
+    if answer.more:
+        _say(f"These are the first {rows} rows, and there are more: --rows allows more of them.")
+
+
+def _read_query(query: str) -> str:
+    """The query that was given, or that of the file or of standard input."""
+    if any(each.isspace() for each in query.strip()) and not query.endswith(".sql"):
+        return query
+    try:
+        return (sys.stdin.buffer.read() if query == "-" else Path(query).read_bytes()).decode("utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise BadFile(f"{query}: {reason}", "Give a SELECT in one argument, or a file with one in UTF-8.") from error
+
+
 def _taken(taken: int, total: int | None) -> str:
     of = "unknown" if total is None else f"{total / 2**30:.1f}"
     return f"{taken / 2**30:.1f} of {of} GiB"
@@ -329,6 +381,22 @@ def _read(
     route: tuple[str, str, msgspec.Struct | None],
     kind: type[Answer],
 ) -> Answer:
+    """As `_answer`, of a connection to read with."""
+
+    def read(opened: Database) -> Answer:
+        with opened.reading() as connection:
+            return from_database(connection)
+
+    return _answer(settings, router, read, route, kind)
+
+
+def _answer(
+    settings: RouterSettings,
+    router: str | None,
+    from_database: Callable[[Database], Answer],
+    route: tuple[str, str, msgspec.Struct | None],
+    kind: type[Answer],
+) -> Answer:
     """The answer of the database, or of a router: the one that was named, or the one that has the file open."""
     if router is not None:
         return _ask(router, settings, route, kind)
@@ -345,8 +413,7 @@ def _read(
         return _ask(router, settings, route, kind)
     with closing(opened):
         _naming_it(opened, check_schema)
-        with opened.reading() as connection:
-            return from_database(connection)
+        return from_database(opened)
 
 
 def _ask(
@@ -357,7 +424,8 @@ def _ask(
     options = connection(router, settings.auth_token or "", named="--router ")
     content = None if body is None else msgspec.json.encode(body)
     try:
-        with httpx.Client(**options, timeout=30) as http:
+        timeout = 30 + (body.seconds if isinstance(body, SqlRequest) else 0)
+        with httpx.Client(**options, timeout=timeout) as http:
             answer = http.request(method, path, content=content, headers={"Content-Type": "application/json"})
     except httpx.HTTPError as error:
         raise RouterUnreachable(f"{router}: {error}") from error
@@ -403,6 +471,38 @@ def _print_explanation(explanation: Explanation) -> None:
             for item in option.items:
                 lacks.add_row(f"{item.seconds:.6f}", item.item)
             _print(lacks)
+
+
+def _print_sql(answer: SqlAnswer, as_json: bool, as_csv: bool) -> None:
+    if as_json:
+        _print_json(answer)
+    elif as_csv:
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(answer.columns)
+        writer.writerows(
+            [msgspec.json.encode(each).decode() if isinstance(each, list) else each for each in row]
+            for row in answer.rows
+        )
+    else:
+        table = Table(*(Column(Text(name)) for name in answer.columns))
+        for column, values in zip(table.columns, zip(*answer.rows, strict=True), strict=False):
+            if all(isinstance(each, int | float | None) for each in values):
+                column.justify = "right"
+        for row in answer.rows:
+            table.add_row(*(Text(_shown(each)) for each in row))
+        _print(table)
+
+
+def _shown(value: object) -> str:
+    """A value for people: fractions with six places at most, lists with commas, nothing for null."""
+    match value:
+        case None:
+            return ""
+        case float():
+            return f"{value:.6f}".rstrip("0").rstrip(".")
+        case list():
+            return ", ".join(_shown(each) for each in value)
+    return str(value)
 
 
 def _print(table: Table) -> None:

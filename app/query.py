@@ -74,6 +74,11 @@ def run_query(database: Database, request: SqlRequest) -> SqlAnswer:
     )
 
 
+def list_views() -> list[tuple[str, str]]:
+    """The views, in the order in which docs/sql.md has them: name, what it tells."""
+    return [(name, view.about) for name, view in views().items()]
+
+
 def check_query(query: str, dialect: str, most_rows: int) -> str:
     """The query, written again, with at most `most_rows` rows. Raises `BadQuery` unless it is one SELECT over the views
     with the functions that are allowed.
