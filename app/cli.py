@@ -24,17 +24,20 @@ from rich.table import Column, Table
 from rich.text import Text
 from sqlalchemy import Connection
 
-from app.api.catalogues import read_summaries
+from app.api.catalogues import read_summaries, read_summary
 from app.api.workers import read_workers
 from app.application import create_app
-from app.catalogue import import_catalogue, load_catalogue_dir
+from app.catalogue import activate_catalogue, import_catalogue, load_catalogue_dir
 from app.database import Database, check_schema, migrate, open_database
+from app.hangups import Hangups
 from app.query import list_views, run_query
 from app.scoring import explain as explain_modules
 from app.settings import RouterSettings
 from app.waiting import WakeUps
 from readie.command_line import run_command_line
+from readie.document import hash_document
 from readie.errors import (
+    BadDocument,
     BadFile,
     BadSetting,
     DatabaseBehind,
@@ -46,10 +49,19 @@ from readie.errors import (
 )
 from readie.flavor import parse_flavor
 from readie.http import connection, read_answer
-from readie.projection import load_catalogue
+from readie.projection import changed_while_read, load_catalogue
 from readie.settings import check_token, read_settings
 from readie.units import parse_size
-from readie.wire import CatalogueSummary, ExplainRequest, Explanation, SqlAnswer, SqlRequest, WorkerView
+from readie.wire import (
+    ActivateRequest,
+    CatalogueSummary,
+    ExplainRequest,
+    Explanation,
+    ImportedCatalogue,
+    SqlAnswer,
+    SqlRequest,
+    WorkerView,
+)
 
 app = typer.Typer(
     help="The Readie router: it places calls on workers, each on the checkpoint that costs least.",
@@ -68,6 +80,9 @@ RouterUrl = Annotated[
         "--router", envvar="ROUTER_URL", help="Ask the router that serves there, not the database.", show_default=False
     ),
 ]
+#: Seconds that a router may take to import what was sent to it.
+IMPORT_TIMEOUT = 900.0
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 Answer = TypeVar("Answer")
@@ -91,14 +106,20 @@ def serve(
         ),
     ] = None,
 ) -> None:
-    """Serve the API until stopped; catalogues of CATALOGUE_DIR are imported at start."""
+    """Serve the API until stopped; catalogues of CATALOGUE_DIR are imported at start, and again at each SIGHUP."""
     _log_to_stderr(logging.INFO)
     settings = _settings(database, ROUTER_HOST=host, ROUTER_PORT=port)
-    with _listen(settings) as listener, closing(open_database(settings.database_url)) as opened:
+    folder = None if settings.catalogue_dir is None else Path(settings.catalogue_dir)
+    hangups = Hangups()
+    with (
+        hangups.received(),
+        _listen(settings) as listener,
+        closing(open_database(settings.database_url)) as opened,
+    ):
         wake_ups = WakeUps()
         application = create_app(settings, opened, wake_ups)
         _bring_up_to_date(opened, settings, wanted=migrate_first)
-        load_catalogue_dir(opened, None if settings.catalogue_dir is None else Path(settings.catalogue_dir))
+        load_catalogue_dir(opened, folder)
         address, bound_port = listener.getsockname()[:2]
         config = uvicorn.Config(
             application,
@@ -108,7 +129,22 @@ def serve(
             server_header=False,
         )
         structlog.get_logger().info("serving", host=address, port=bound_port)
-        _Server(config, wake_ups).run(sockets=[listener])
+        with hangups.answered(lambda: _read_again(opened, folder)):
+            _Server(config, wake_ups).run(sockets=[listener])
+
+
+def _read_again(opened: Database, folder: Path | None) -> None:
+    """Looks at the files of CATALOGUE_DIR as at start; whatever goes wrong, the router goes on with what it has."""
+    log = structlog.get_logger()
+    log.info("reading CATALOGUE_DIR again", folder=str(folder))
+    try:
+        warnings = load_catalogue_dir(opened, folder)
+    except DatabaseUnavailable as error:
+        log.warning("CATALOGUE_DIR was not read", reason=error.detail)
+    except Exception:
+        log.exception("CATALOGUE_DIR was not read")
+    else:
+        log.info("CATALOGUE_DIR was read", warnings=len(warnings))
 
 
 class _Server(uvicorn.Server):
@@ -156,30 +192,83 @@ def upgrade(database: DatabaseUrl = None) -> None:
 
 @app.command("import", epilog="Example: readie-router import generation/cpu/catalogue.json")
 def import_file(
-    file: Annotated[Path, typer.Argument(help="A catalogue document.")], database: DatabaseUrl = None
+    file: Annotated[Path, typer.Argument(help="A catalogue document.")],
+    database: DatabaseUrl = None,
+    router: RouterUrl = None,
 ) -> None:
-    """Import a catalogue and make it the active one of its flavor."""
+    """Import a catalogue and make it the active one of its flavor, until that flavor's file in CATALOGUE_DIR changes."""
     settings = _settings(database)
     if not file.is_file():
         reason = "it is not a file" if file.exists() else "no such file"
         raise BadFile(f"{file}: {reason}", "Name a catalogue document, such as generation/cpu/catalogue.json.")
+    router = router or _find_router(settings)
+    imported = _import_here(settings, file) if router is None else _send_document(router, settings, file)
+    for warning in imported.warnings:
+        _say(f"warning: {warning}")
+    _print_active(imported)
+
+
+def _import_here(settings: RouterSettings, file: Path) -> ImportedCatalogue:
     try:
         catalogue = load_catalogue(file)
     except OSError as error:
         raise BadFile(f"{file}: {error.strerror}") from error
-    for warning in catalogue.warnings:
-        _say(f"warning: {warning}")
-    try:
-        opened = open_database(settings.database_url)
-    except DatabaseInUse as error:
-        way_out = "Put the file into the router's CATALOGUE_DIR and start it again, or stop it before you import."
-        raise DatabaseInUse(error.detail, way_out) from error
-    with closing(opened):
+    with closing(open_database(settings.database_url)) as opened:
         _bring_up_to_date(opened, settings)
         import_catalogue(opened, catalogue)
+        summary = read_summary(opened, catalogue.sha256)
+    return ImportedCatalogue(**msgspec.structs.asdict(summary), warnings=list(catalogue.warnings))
+
+
+def _send_document(router: str, settings: RouterSettings, file: Path) -> ImportedCatalogue:
+    """Has a router import the file, which is read a piece at a time."""
+    check_token("AUTH_TOKEN", settings.auth_token or "")
+    options = connection(router, settings.auth_token or "", named="--router ")
+    sha256 = hash_document(file)
+    try:
+        timeout = httpx.Timeout(30, read=IMPORT_TIMEOUT)
+        with file.open("rb") as document, httpx.Client(**options, timeout=timeout) as http:
+            headers = {"Content-Type": "application/json"}
+            answer = http.post("/v1/catalogues", params={"sha256": sha256}, content=document, headers=headers)
+        return read_answer(answer, ImportedCatalogue)
+    except BadDocument as error:
+        raise BadDocument(f"{file}{error.detail.removeprefix('the body')}", error.hint) from error
+    except httpx.LocalProtocolError as error:  # it is longer or shorter than it was
+        raise changed_while_read(file) from error
+    except httpx.HTTPError as error:
+        raise RouterUnreachable(f"{router}: {error}") from error
+    except OSError as error:
+        raise BadFile(f"{file}: {error.strerror}") from error
+
+
+@app.command(epilog=f"Example: readie-router activate {'0123abcd' * 8} --flavor gpu")
+def activate(
+    sha256: Annotated[str, typer.Argument(help="Of an imported catalogue; catalogues --json lists them.")],
+    *,
+    flavor: Annotated[str, typer.Option(help="cpu or gpu")] = "cpu",
+    database: DatabaseUrl = None,
+    router: RouterUrl = None,
+) -> None:
+    """Make an imported catalogue the active one of its flavor, an earlier one too, until that flavor's file changes."""
+    asked = parse_flavor(flavor)
+    try:
+        request = msgspec.convert({"sha256": sha256}, ActivateRequest)
+    except msgspec.ValidationError:
+        way_out = "readie-router catalogues --json lists them."
+        raise UsageError(f"{sha256!r} is not a SHA-256 of 64 digits", way_out) from None
+
+    def activate_here(opened: Database) -> CatalogueSummary:
+        activate_catalogue(opened, sha256, asked)
+        return read_summary(opened, sha256)
+
+    route = ("POST", f"/v1/catalogues/{asked}/activate", request)
+    _print_active(_answer(_settings(database), router, activate_here, route, CatalogueSummary))
+
+
+def _print_active(catalogue: CatalogueSummary) -> None:
     print(
         f"{catalogue.flavor}: active is {catalogue.sha256[:12]}, generation {catalogue.generation[:12]}, "
-        f"{len(catalogue.keys)} items, {len(catalogue.checkpoints)} checkpoints"
+        f"{catalogue.items} items, {catalogue.checkpoints} checkpoints"
     )
 
 
@@ -400,7 +489,7 @@ def _answer(
     """The answer of the database, or of a router: the one that was named, or the one that has the file open."""
     if router is not None:
         return _ask(router, settings, route, kind)
-    file = settings.database_url.removeprefix("duckdb:///").partition("?")[0]
+    file = _duckdb_file(settings)
     if settings.database_url.startswith("duckdb:///") and not Path(file).exists():  # opening it would create it
         raise DatabaseUnavailable(
             f"{file}: no such file", "Start a router with readie-router serve, or name the file in DATABASE_URL."
@@ -408,12 +497,31 @@ def _answer(
     try:
         opened = open_database(settings.database_url)
     except DatabaseInUse:
-        router = f"http://{settings.host}:{settings.port}"
-        _say(f"{file} is open in another process: asking the router at {router} (--router names another)")
-        return _ask(router, settings, route, kind)
+        return _ask(_router_of(settings), settings, route, kind)
     with closing(opened):
         _naming_it(opened, check_schema)
         return from_database(opened)
+
+
+def _find_router(settings: RouterSettings) -> str | None:
+    """The router to ask, if another process has the DuckDB file open."""
+    if settings.database_url.startswith("duckdb:///") and Path(_duckdb_file(settings)).exists():
+        try:
+            open_database(settings.database_url).close()
+        except DatabaseInUse:
+            return _router_of(settings)
+    return None
+
+
+def _router_of(settings: RouterSettings) -> str:
+    """The router that should be the one that has the DuckDB file open; says so."""
+    router = f"http://{settings.host}:{settings.port}"
+    _say(f"{_duckdb_file(settings)} is open in another process: asking the router at {router} (--router names another)")
+    return router
+
+
+def _duckdb_file(settings: RouterSettings) -> str:
+    return settings.database_url.removeprefix("duckdb:///").partition("?")[0]
 
 
 def _ask(

@@ -616,6 +616,7 @@ def test_a_database_that_is_away_is_said_without_where_it_is() -> None:
 
 EACH_MISSING: list[dict[str, Any]] = [{}, {"auth_token": "a"}, {"worker_token": "w"}]
 CLIENT_ROUTES = [("POST", "/v1/calls"), ("GET", "/v1/calls/x"), ("GET", "/v1/workers"), ("POST", "/v1/explain")]
+CLIENT_ROUTES += [("POST", "/v1/catalogues"), ("POST", "/v1/catalogues/cpu/activate")]
 AGENT_ROUTES = [("PUT", "/v1/workers/w"), ("GET", "/v1/workers/w/placements"), ("PUT", "/v1/placements/p/result")]
 
 

@@ -33,10 +33,10 @@ from app.database import Database, RowRefused, open_database
 from app.tables import catalogues, items, metadata, worker_generations
 from readie.closure import compute_closures
 from readie.cost import closure, price_catalogue
-from readie.document import Catalogue
+from readie.document import Catalogue, _Source
 from readie.errors import BadDocument, DatabaseUnavailable, UnknownCatalogue
 from readie.flavor import Flavor
-from readie.projection import write_projection
+from readie.projection import load_catalogue, write_projection
 from tests.catalogues import documents, make_checkpoint, make_document, make_item, make_worked_example, read, write
 
 CATALOGUE_TABLES = [table for table in metadata.sorted_tables if "catalogue_id" in table.c and table.name != "calls"]
@@ -331,6 +331,20 @@ class TestPruning:
             connection.execute(worker_generations.delete())
         import_catalogue(database, found[5])
         assert imported(database) == {catalogue.sha256 for catalogue in found[3:]}
+
+    def test_activation_drops_what_no_worker_holds_any_more(self, database: Database) -> None:
+        """The last two stay when an earlier one becomes active again."""
+        found = [read(numbered(number)) for number in range(4)]
+        held = {"worker_id": "w", "generation": found[0].generation, "restore_fixed_ns": 0, "cold_fixed_ns": 0}
+        with database.transaction() as connection:
+            connection.execute(insert(worker_generations).values(**held))
+        for catalogue in found:
+            import_catalogue(database, catalogue)
+        with database.transaction() as connection:
+            connection.execute(worker_generations.delete())
+        activate_catalogue(database, found[2].sha256)
+
+        assert imported(database) == {catalogue.sha256 for catalogue in found[1:]}
 
     def test_an_old_one_that_is_active_stays(self, database: Database) -> None:
         """Activation, not age, decides what is in use."""
@@ -708,6 +722,54 @@ class TestCatalogueDir:
         assert len(warnings) == 2
         assert all(str(folder / "cpu.json") in warning for warning in warnings)
         assert active(database) is not None
+
+    def test_a_file_that_is_replaced_while_it_is_looked_at_is_left_alone(
+        self, database: Database, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Another document than the one that was hashed, of another flavor even: one warning, the earlier one stays."""
+        write(folder / "cpu.json", numbered(1))
+        load(database, folder)
+        write(folder / "cpu.json", numbered(2))
+
+        def replace_and_load(path: Path) -> Catalogue:
+            write(path, numbered(3, "gpu"))
+            return load_catalogue(path)
+
+        with monkeypatch.context() as patched:
+            patched.setattr("app.catalogue.load_catalogue", replace_and_load)
+            [warning] = load(database, folder)
+
+        assert f"{folder / 'cpu.json'}: it changed while it was read" in warning
+        assert imported(database) == {active(database)} == {read(numbered(1)).sha256}
+        write(folder / "cpu.json", numbered(2))
+        assert load(database, folder) == []
+        assert active(database) == read(numbered(2)).sha256
+
+    @pytest.mark.parametrize("ending", ["", "x"])
+    def test_a_file_that_is_overwritten_while_it_is_read_is_left_alone(
+        self, database: Database, folder: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+    ) -> None:
+        """The first half of one document and the second half of the next are no document, whether or not it is JSON."""
+        path = folder / "cpu.json"
+        texts = [
+            json.dumps(make_document({f"package{number}": make_item(load_time) for number in range(3_000)}))
+            for load_time in (0.1, 0.2)
+        ]
+        path.write_text(texts[0])
+        read_piece = _Source.read
+
+        def read_and_overwrite(source: _Source, size: int) -> bytes:
+            piece = read_piece(source, size)
+            if len(texts) > 1:
+                path.write_text(texts.pop() + ending)
+            return piece
+
+        with monkeypatch.context() as patched:
+            patched.setattr(_Source, "read", read_and_overwrite)
+            [warning] = load(database, folder)
+
+        assert f"{path}: it changed while it was read" in warning
+        assert imported(database) == set()
 
     def test_the_projection_gives_the_same_tables(self, database: Database, folder: Path) -> None:
         """Parquet beside the JSON is imported instead of it; one that is torn is not, with a warning."""

@@ -114,8 +114,7 @@ async def _receive(request: WireRequest, file: IO[bytes], most: int) -> str:
 
 def _import(database: Database, path: Path, sha256: str) -> ImportedCatalogue:
     warnings = import_document(database, path, sha256, "the body")
-    with database.reading() as connection:
-        summary = _summary(connection, sha256)
+    summary = read_summary(database, sha256)
     return ImportedCatalogue(**msgspec.structs.asdict(summary), warnings=list(warnings))
 
 
@@ -131,14 +130,15 @@ def activate(
 ) -> CatalogueSummary:
     """Makes an imported catalogue the active one of its flavor, an earlier one too, until its file changes."""
     activate_catalogue(database, data.sha256, parse_flavor(flavor))
+    return read_summary(database, data.sha256)
+
+
+def read_summary(database: Database, sha256: str) -> CatalogueSummary:
+    """The catalogue with this SHA-256. Raises `UnknownCatalogue`."""
     with database.reading() as connection:
-        return _summary(connection, data.sha256)
-
-
-def _summary(connection: Connection, sha256: str) -> CatalogueSummary:
-    for summary in read_summaries(connection):
-        if summary.sha256 == sha256:
-            return summary
+        for summary in read_summaries(connection):
+            if summary.sha256 == sha256:
+                return summary
     raise UnknownCatalogue(f"catalogue {sha256} was dropped: others were imported since", "Import it again.")
 
 
