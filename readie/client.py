@@ -144,6 +144,11 @@ def _template(options: Mapping[str, Any]) -> wire.CallRequest:
     if not isinstance(packages, list | tuple):
         raise BadRequirement(f"packages={packages!r} is not a list", 'Write packages=["numpy>=1.26"].')
     fields["packages"] = [str(parse_requirement(package)) for package in packages]
+    if fields.get("cold") and fields.get("checkpoint_id") is not None:
+        raise BadRequest("checkpoint_id and cold=True exclude each other", "Give one of the two.")
+    pinned = fields.get("checkpoint_id")
+    if isinstance(pinned, str) and ("\0" in pinned or pinned.encode(errors="replace").decode() != pinned):
+        raise BadRequest(f"checkpoint_id={pinned!r}: it has characters that no id has", "Pin an id of the catalogue.")
     try:
         return msgspec.convert({"payload": b"", "python": PYTHON, **fields}, wire.CallRequest)
     except msgspec.ValidationError as error:

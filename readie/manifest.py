@@ -41,7 +41,7 @@ class CheckpointSpec(Answer, frozen=True, kw_only=True):
     """`checkpoint.json`: what the executor imports before it is saved."""
 
     checkpoint_id: Identifier
-    generation: str
+    generation: Identifier  # a digest, or for ballast what it is for: it names a folder
     flavor: Flavor = Flavor.CPU
     canonical: tuple[Name, ...] = ()
     ballast_mb: float = 0.0  # memory written besides, for alpha's fit

@@ -283,7 +283,7 @@ class TestOptions:
     def test_everything_else_travels_as_given(self) -> None:
         """Each keyword is a field of the request."""
         template = remote(
-            len, gpu=True, session_id="s-1", checkpoint_id="c", cold=True, retry=True, timeout=5, queue_timeout=2.5
+            len, gpu=True, session_id="s-1", checkpoint_id="c", retry=True, timeout=5, queue_timeout=2.5
         ).template
 
         assert template == wire.CallRequest(
@@ -293,11 +293,12 @@ class TestOptions:
             gpu=True,
             session_id="s-1",
             checkpoint_id="c",
-            cold=True,
             retry=True,
             timeout=5.0,
             queue_timeout=2.5,
         )
+
+        assert remote(len, cold=True).template.cold
 
     def test_packages_are_parsed(self) -> None:
         """Requirements are validated and normalized."""
@@ -323,6 +324,9 @@ class TestOptions:
             ({"gpu": 1}, BadRequest, "gpu=1: expected `bool`, got `int`"),
             ({"session_id": "a b"}, BadRequest, "session_id='a b'"),
             ({"checkpoint_id": ""}, BadRequest, "checkpoint_id=''"),
+            ({"checkpoint_id": "a\0"}, BadRequest, "characters that no id has"),
+            ({"checkpoint_id": "\ud800"}, BadRequest, "characters that no id has"),
+            ({"checkpoint_id": "a", "cold": True}, BadRequest, "checkpoint_id and cold=True exclude each other"),
         ],
     )
     def test_bad_value_is_refused_by_name(self, options: dict[str, object], kind: type[Exception], says: str) -> None:

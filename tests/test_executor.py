@@ -172,6 +172,19 @@ def test_runaway_recursion_is_a_result(restored: RunCall) -> None:
     assert len(ran.result.problem.traceback or "") < 100_000
 
 
+def test_an_exception_with_a_lone_surrogate_is_a_result(restored: RunCall) -> None:
+    """Its text is any text: what UTF-8 does not have is a question mark, in the exception itself nothing changes."""
+
+    def fail() -> None:
+        raise ValueError("\ud800\0ü")
+
+    ran = restored(fail)
+
+    assert isinstance(ran.error, ValueError)
+    assert ran.error.args == ("\ud800\0ü",)
+    assert ran.detail == "?\0ü"
+
+
 def test_an_exception_whose_text_cannot_be_had_is_a_result(restored: RunCall) -> None:
     """An exception with a broken __str__ is still described."""
 

@@ -140,6 +140,31 @@ def test_a_failed_capture_leaves_what_was_there(rootfs: Path, tmp_path: Path) ->
     assert json.loads((folder / "checkpoint_1" / "checkpoint.json").read_text())["canonical"] == ["light"]
 
 
+@pytest.mark.parametrize("generation", ["../elsewhere", "", "a/b", "."])
+def test_a_checkpoint_is_saved_within_its_folder(tmp_path: Path, generation: str, rootfs: Path) -> None:
+    """A generation names a folder, and none but one of the checkpoints' own."""
+    spec = tmp_path / "spec.json"
+    spec.write_text(json.dumps({"checkpoint_id": "c", "generation": generation, "canonical": []}))
+    folder = tmp_path / "a" / "checkpoints"
+    done = worker("save", "--rootfs", str(rootfs), "--checkpoint-dir", str(folder), "--spec", str(spec))
+
+    assert (done.returncode, "spec.json: " in done.stderr) == (2, True)
+    assert not (tmp_path / "a").exists()
+
+
+def test_what_is_no_python_is_told_so(tmp_path: Path) -> None:
+    """A bin/python that answers something else is one message."""
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text("#!/bin/sh\necho hello\n")
+    python.chmod(0o755)
+    done = worker("describe", "--rootfs", str(tmp_path))
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "bin/python does not answer as a Python does: b'hello\\n'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [

@@ -79,8 +79,13 @@ Header = dict[str, Any]
 # ---- frames ----
 
 
+def _json(header: Header) -> bytes:
+    """UTF-8: a lone surrogate, which may be in any text of a function's, is a question mark."""
+    return json.dumps(header, ensure_ascii=False).encode(errors="replace")
+
+
 def send_frame(channel: socket.socket, header: Header, body: bytes = b"") -> None:
-    text = json.dumps(header).encode()
+    text = _json(header)
     channel.sendall(LENGTHS.pack(len(text), len(body)) + text)
     if body:
         channel.sendall(body)
@@ -433,7 +438,7 @@ def _tail() -> str:
 
 
 def _send(control: socket.socket, message: Header, descriptors: Sequence[int] = ()) -> None:
-    socket.send_fds(control, [json.dumps(message).encode()], list(descriptors))
+    socket.send_fds(control, [_json(message)], list(descriptors))
 
 
 def serve_forks(control: socket.socket, signals: dict[Any, Any]) -> NoReturn:

@@ -116,7 +116,13 @@ class ForkRuntime:
                 f"{self.python} cannot run the executor: {last}",
                 "ROOTFS (--rootfs) needs a working Python 3.11 or later at bin/python.",
             )
-        found = msgspec.json.decode(output, type=dict[str, Any])
+        try:
+            found = msgspec.json.decode(output, type=dict[str, Any])
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise RuntimeUnavailable(
+                f"{self.python} does not answer as a Python does: {output[:80]!r}",
+                "ROOTFS (--rootfs) needs a working Python 3.11 or later at bin/python.",
+            ) from error
         host = Host(
             runtime="fork",
             runtime_version=RUNTIME_VERSION,
