@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from sqlalchemy import Connection, RowMapping
 
-from app.catalogue import list_checkpoints, read_distributions
+from app.catalogue import find_active_catalogue, list_checkpoints, read_distributions
 from app.database import Database
 from app.scoring import ScoreRequest, catalogue_for_worker, conflicting_distributions, score_calls
 from app.settings import RouterSettings
@@ -296,7 +296,12 @@ def _split_packages(
     if not demand.packages:
         return [], []
     names = {parse_requirement(package).name for package in demand.packages}
-    distributions = {} if catalogue is None else read_distributions(connection, catalogue["catalogue_id"], names)
+    # A worker that holds no generation has the root filesystem of its flavor all the same: the active catalogue's.
+    described = catalogue and catalogue["catalogue_id"]
+    if described is None:
+        active = find_active_catalogue(connection, Flavor(worker["flavor"]))
+        described = active and active.catalogue_id
+    distributions = {} if described is None else read_distributions(connection, described, names)
     return split_requirements(demand.packages, distributions, json.loads(worker["markers"]), settings.packages_policy)
 
 

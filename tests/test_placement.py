@@ -482,3 +482,14 @@ def test_the_policy_names_skips_by_name_alone(database: Database) -> None:
     placed = place(database, call(packages=["pandas<2"]), RouterSettings(packages_policy="names"))
 
     assert [(each.requirement, each.installed) for each in placed.skipped] == [("pandas<2", "2.2.0")]
+
+
+def test_a_worker_without_checkpoints_has_the_packages_of_its_flavor(database: Database) -> None:
+    """It holds no generation, so calls start cold; what the active catalogue says is installed is not installed anew."""
+    prepare_packages(database)
+    report(database, "w", status())
+    placed = place(database, call(packages=["numpy>=2"]))
+
+    assert placed.placement.checkpoint_id is None
+    assert [(each.requirement, each.installed) for each in placed.skipped] == [("numpy>=2", "2.0.2")]
+    assert placed.kept == []
