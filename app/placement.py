@@ -297,10 +297,8 @@ def _split_packages(
         return [], []
     names = {parse_requirement(package).name for package in demand.packages}
     # A worker that holds no generation has the root filesystem of its flavor all the same: the active catalogue's.
-    described = catalogue and catalogue["catalogue_id"]
-    if described is None:
-        active = find_active_catalogue(connection, Flavor(worker["flavor"]))
-        described = active and active.catalogue_id
+    active = None if catalogue else find_active_catalogue(connection, Flavor(worker["flavor"]))
+    described: int | None = catalogue["catalogue_id"] if catalogue else active and active.catalogue_id
     distributions = {} if described is None else read_distributions(connection, described, names)
     return split_requirements(demand.packages, distributions, json.loads(worker["markers"]), settings.packages_policy)
 
