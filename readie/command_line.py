@@ -11,6 +11,8 @@ import typer
 
 from readie.errors import ReadieError, UsageError
 
+INTERRUPTED = 130  # the exit code after Ctrl-C
+
 
 def run_command_line(name: str, app: typer.Typer, *, stopped: str = "stopped") -> NoReturn:
     """Runs what was typed and ends the process: 0, 2 where the usage is at fault, 130 when stopped, else 1.
@@ -23,6 +25,8 @@ def run_command_line(name: str, app: typer.Typer, *, stopped: str = "stopped") -
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of fewer characters shows the rest so
     try:
         code = app(standalone_mode=False)
+        if code == INTERRUPTED:  # typer has caught Ctrl-C itself, and says nothing
+            _say(f"{name}: {stopped}")
         sys.stdout.flush()  # here, so that what cannot be written is told as anything else is
     except ReadieError as error:
         _say(f"{name}: {error}")
@@ -33,7 +37,7 @@ def run_command_line(name: str, app: typer.Typer, *, stopped: str = "stopped") -
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         _say(f"{name}: {stopped}")
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except BrokenPipeError:
         os._exit(1)  # whoever read the output has gone
     except OSError as error:
