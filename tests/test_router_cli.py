@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -10,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,9 @@ from app.liveness import report_status
 from readie.flavor import Flavor
 from readie.wire import WorkerStatus
 from tests.catalogues import make_worked_example, read, write
+from tests.routers import SETTINGS, ask, serving
 
 ROOT = Path(__file__).parent.parent
-SETTINGS = ["DATABASE_URL", "CATALOGUE_DIR", "ROUTER_HOST", "ROUTER_PORT", "ROUTER_URL", "AUTH_TOKEN", "WORKER_TOKEN"]
 STATUS = WorkerStatus(flavor=Flavor.CPU, state="ready", python="3.11.7", runtime="fork", memory_total=4 * 2**30)
 
 
@@ -80,52 +80,10 @@ def filled(database: Database, database_url: str) -> str:
     return database_url
 
 
-@contextmanager
-def serving(*arguments: str, **environ: str) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
-    """A router process on a free port: (process, URL, lines of its log so far)."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "app.cli", "serve", "--port", "0", *arguments],
-        env={name: value for name, value in os.environ.items() if name not in SETTINGS}
-        | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-        | environ,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-    )
-    lines: list[str] = []
-    ready = threading.Event()
-
-    def follow() -> None:
-        assert process.stderr is not None
-        for line in process.stderr:
-            lines.append(line)
-            if "serving" in line:
-                ready.set()
-        ready.set()
-
-    reader = threading.Thread(target=follow)
-    reader.start()
-    try:
-        assert ready.wait(60)
-        port = re.search(r"port=(\d+)", "".join(lines))
-        assert port, "".join(lines)
-        yield process, f"http://127.0.0.1:{port[1]}", lines
-    finally:
-        process.kill()
-        process.wait()
-        reader.join()
-        if process.stderr is not None:
-            process.stderr.close()
-
-
-def ask(method: str, url: str, **options: Any) -> httpx.Response:
-    return httpx.request(method, url, trust_env=False, timeout=60, **options)
-
-
 # ---- what commands print ----
 
 
-@pytest.mark.parametrize("command", ["serve", "upgrade", "import", "explain", "catalogues", "workers"])
+@pytest.mark.parametrize("command", ["serve", "upgrade", "import", "activate", "explain", "catalogues", "workers"])
 def test_every_command_has_help_with_an_example(cli: Any, command: str) -> None:
     """A sentence, the options with their environment variables, an example."""
     run = cli(command, "--help", COLUMNS="200")
@@ -199,6 +157,20 @@ def test_import_makes_a_catalogue_active(cli: Any, database: Database, database_
     assert [each["active"] for each in json.loads(cli("catalogues", "--json").out)] == [True]
 
 
+def test_activate_goes_back_to_an_earlier_catalogue(cli: Any, filled: str, tmp_path: Path) -> None:
+    """By its SHA-256, for the flavor that it has; a catalogue that is not there is an error with the way out."""
+    earlier = json.loads(cli("catalogues", "--json", DATABASE_URL=filled).out)[0]["sha256"]
+    cli("import", str(write(tmp_path / "later.json", make_worked_example(alpha=0.02))))
+    run = cli("activate", earlier)
+
+    assert (run.code, run.out.startswith(f"cpu: active is {earlier[:12]}, generation ")) == (0, True)
+    assert [each["sha256"] == earlier for each in json.loads(cli("catalogues", "--json").out)] == [True, False]
+    wrong = cli("activate", earlier, "--flavor", "gpu")
+    assert (wrong.code, "is of flavor cpu, not gpu" in wrong.err) == (2, True)
+    unknown = cli("activate", "0" * 64)
+    assert (unknown.code, "is imported" in unknown.err, "catalogues --json" in unknown.err) == (2, True, True)
+
+
 def test_upgrade_brings_the_schema(cli: Any, empty_database_url: str) -> None:
     """An empty database is behind until it is upgraded."""
     open_database(empty_database_url).close()
@@ -238,6 +210,12 @@ def test_upgrade_brings_the_schema(cli: Any, empty_database_url: str) -> None:
         (["serve", "--port", "0"], {"WORKER_TOKEN": "secret\u00fc"}, 2, "WORKER_TOKEN has characters"),
         (["import", "nowhere.json"], {}, 2, "nowhere.json"),
         (["import", "."], {}, 2, ".: it is not a file"),
+        (["import", "pyproject.toml", "--router", "nonsense"], {}, 2, "no such file"),
+        (["activate"], {}, 2, "Missing argument"),
+        (["activate", "short"], {}, 2, "'short' is not a SHA-256"),
+        (["activate", "0" * 64, "--flavor", "tpu"], {}, 2, "'tpu' is not a flavor"),
+        (["activate", "0" * 64], {"DATABASE_URL": "duckdb:///nowhere.duckdb"}, 1, "nowhere.duckdb: no such file"),
+        (["activate", "0" * 64, "--router", "http://127.0.0.1:1"], {}, 1, "127.0.0.1:1"),
         (["serve"], {"ROUTER_PORT": "seventy"}, 2, "ROUTER_PORT='seventy'"),
         (["serve", "--port", "70000"], {}, 2, "ROUTER_PORT='70000'"),
         (["serve"], {"WORKER_TTL": "-1"}, 2, "WORKER_TTL='-1'"),
@@ -340,8 +318,6 @@ def test_a_router_serves_until_it_is_told_to_stop(cli: Any, kind: str, database_
             run = cli("workers", "--json", DATABASE_URL=database_url, ROUTER_PORT=url.rpartition(":")[2])
             assert "is open in another process: asking the router at" in run.err
             assert [each["worker_id"] for each in json.loads(run.out)] == ["w"]
-            run = cli("import", str(folder / "cpu.json"))
-            assert (run.code, "CATALOGUE_DIR" in run.err) == (1, True)
         else:
             assert [
                 each["worker_id"] for each in json.loads(cli("workers", "--json", DATABASE_URL=database_url).out)
@@ -362,6 +338,32 @@ def test_a_router_serves_until_it_is_told_to_stop(cli: Any, kind: str, database_
         assert time.monotonic() - stopped_at < 10
         assert [poll.json()["run"] for poll in polls] == [[]]
         assert not any("Traceback" in line for line in lines)
+
+
+def test_catalogues_come_in_through_the_router_that_has_the_file_open(
+    cli: Any, duckdb_template: Path, tmp_path: Path
+) -> None:
+    """Import and activate ask it, and say so; a bad file is named with its place and changes nothing."""
+    url = f"duckdb:///{shutil.copyfile(duckdb_template, tmp_path / 'readie.duckdb')}"
+    first = write(tmp_path / "first.json", make_worked_example() | {"extra": 1})
+    second = write(tmp_path / "second.json", make_worked_example(alpha=0.02))
+    bad = make_worked_example()
+    bad["items"]["numpy"]["load_time"] = -1
+    with serving(DATABASE_URL=url, AUTH_TOKEN="client", WORKER_TOKEN="agent") as (_, router, _):
+        environ = {"DATABASE_URL": url, "ROUTER_PORT": router.rpartition(":")[2], "AUTH_TOKEN": "client"}
+        run = cli("import", str(first), **environ)
+        assert (run.code, run.out[:15]) == (0, "cpu: active is ")
+        assert "is open in another process: asking the router at" in run.err
+        assert "ignored unknown keys: extra" in run.err
+        sha256 = json.loads(cli("catalogues", "--json").out)[0]["sha256"]
+        assert cli("import", str(second), "--router", router).code == 0
+        refused = cli("import", str(write(tmp_path / "bad.json", bad)))
+        assert refused.code == 2
+        assert f'{tmp_path / "bad.json"}: items["numpy"].load_time is -1: must be a number from 0' in refused.err
+        assert [each["sha256"] == sha256 for each in json.loads(cli("catalogues", "--json").out)] == [False, True]
+        run = cli("activate", sha256)
+        assert (run.code, "asking the router at" in run.err) == (0, True)
+        assert json.loads(cli("catalogues", "--json").out)[0]["sha256"] == sha256
 
 
 def test_a_restart_loses_nothing(database_url: str) -> None:
