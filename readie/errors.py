@@ -146,7 +146,7 @@ class UnknownCheckpoint(NotFound):
 class UnknownCatalogue(NotFound):
     slug, title = "unknown-catalogue", "No such catalogue"
     way_out = (
-        "Put a catalogue of that flavor into CATALOGUE_DIR and start the router again, or run readie-router import."
+        "Put a catalogue of that flavor into CATALOGUE_DIR and send the router SIGHUP, or run readie-router import."
     )
 
 
