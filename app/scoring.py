@@ -1,7 +1,9 @@
 """What each option costs a call: `app/sql/scoring.sql` chooses, this file hands in requests and reads the answers."""
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal
@@ -75,6 +77,12 @@ def explain(
         catalogue = find_active_catalogue(connection, request.flavor)
     elif (catalogue := find_catalogue(connection, request.catalogue)) is None:
         raise UnknownCatalogue(f"no catalogue {request.catalogue}")
+    # What becomes of packages depends on workers; all else on the catalogue, which never changes.
+    key = None
+    if catalogue is not None and not request.packages:
+        key = (catalogue.sha256, tuple(request.modules), request.memory, request.items_of)
+        if (remembered := answers.find(key)) is not None:
+            return remembered
     names = {parse_requirement(package).name for package in request.packages}
     distributions = read_distributions(connection, catalogue.catalogue_id, names) if catalogue else {}
     flavor = Flavor(catalogue.flavor) if catalogue else request.flavor
@@ -101,7 +109,7 @@ def explain(
     choice = _choice(score, rows[0])
     itemised = {choice.ordinal} | _ordinals_of(rows, request.items_of)
     missing = _missing_items(connection, score.catalogue_id, choice.items.values(), itemised)
-    return Explanation(
+    explanation = Explanation(
         flavor=flavor,
         catalogue=catalogue.sha256,
         generation=catalogue.generation,
@@ -122,6 +130,44 @@ def explain(
         skipped=skipped,
         kept=kept,
     )
+    if key is not None:
+        answers.keep(key, explanation)
+    return explanation
+
+
+class Answers:
+    """Explanations by what they depend on, those asked for last, up to about `most_bytes` of them."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        self.size_bytes = 0
+        self._kept: OrderedDict[Hashable, tuple[Explanation, int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def find(self, key: Hashable) -> Explanation | None:
+        """The answer that was kept, if it still is."""
+        with self._lock:
+            if key not in self._kept:
+                return None
+            self._kept.move_to_end(key)
+            return self._kept[key][0]
+
+    def keep(self, key: Hashable, answer: Explanation) -> None:
+        """Keeps an answer, and drops what was not asked for longest; one that would drop very many is not kept."""
+        entries = len(answer.options) + sum(len(option.items or ()) for option in answer.options)
+        size_bytes = 250 * entries + 4 * sum(len(match.module) + 50 for match in answer.matches)
+        with self._lock:
+            if key in self._kept or size_bytes > self.most_bytes // 8:
+                return
+            self._kept[key] = answer, size_bytes
+            self.size_bytes += size_bytes
+            while self.size_bytes > self.most_bytes:
+                _, (_, dropped_bytes) = self._kept.popitem(last=False)
+                self.size_bytes -= dropped_bytes
+
+
+#: Of this process. 32 MB are a thousand answers of 100 options.
+answers = Answers(32 * 10**6)
 
 
 def conflicting_distributions(kept: Iterable[KeptPackage]) -> list[str]:

@@ -1,5 +1,6 @@
 """Selection by SQL (DESIGN §4): the statement agrees with the oracle to the last digit, ties included."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -8,17 +9,19 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from packaging.markers import default_environment
 from sqlalchemy import Connection, event, insert
 
+from app import scoring
 from app.catalogue import activate_catalogue, find_catalogue, import_catalogue
 from app.database import Database
-from app.scoring import Choice, ScoreRequest, _score, catalogue_for_worker, explain, score_calls
+from app.scoring import Answers, Choice, ScoreRequest, _score, catalogue_for_worker, explain, score_calls
 from app.tables import worker_checkpoints, worker_generations, workers
 from readie.cost import COLD, match, price_catalogue, rank
 from readie.document import Catalogue
 from readie.errors import BadRequirement, UnknownCatalogue, UnknownCheckpoint
 from readie.flavor import Flavor
-from readie.wire import ExplainRequest, Explanation
+from readie.wire import ExplainRequest, Explanation, Option
 from tests.catalogues import MODULES, documents, make_checkpoint, make_document, make_item, make_worked_example, read
 
 _numbers = count()
@@ -393,3 +396,73 @@ class TestExplain:
     def _explain(self, database: Database, **fields: Any) -> Explanation:
         with database.reading() as connection:
             return explain(connection, ExplainRequest(**fields))
+
+
+class TestRemembered:
+    """What was explained is kept: a catalogue never changes, and what is another question is asked anew."""
+
+    @pytest.fixture(autouse=True)
+    def own_answers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nothing is remembered yet."""
+        monkeypatch.setattr(scoring, "answers", Answers(10**6))
+
+    def test_the_second_time_only_the_active_catalogue_is_asked_for(self, database: Database) -> None:
+        """One statement, the same answer."""
+        import_catalogue(database, read(make_worked_example()))
+        first = self._explain(database)
+        with counted(database) as executed:
+            assert self._explain(database) == first
+
+        assert len(executed) == 1
+
+    def test_another_catalogue_is_another_question(self, database: Database) -> None:
+        """The answer after a switch is that of the new one, and after the next switch that of the old one again."""
+        documents = [make_worked_example(), make_worked_example(alpha=0.02)]
+        totals = []
+        for document in documents * 2:
+            import_catalogue(database, read(document))
+            totals.append(self._explain(database).options[0].total)
+
+        assert totals == [0.48, 0.64] * 2
+
+    def test_whatever_is_asked_counts(self, database: Database) -> None:
+        """Modules, budget and listed items."""
+        import_catalogue(database, read(make_worked_example()))
+        asked: list[dict[str, Any]] = [{}, {"modules": ["numpy"]}, {"memory": 50_000_000}, {"items_of": "cold"}]
+        first = [self._explain(database, **fields) for fields in asked]
+
+        assert len(set(map(str, first))) == len(asked)
+        assert [self._explain(database, **fields) for fields in asked] == first
+
+    def test_packages_are_looked_at_each_time(self, database: Database) -> None:
+        """A worker that has come since may say otherwise about a marker."""
+        import_catalogue(database, read(make_worked_example()))
+        packages = ["other; python_version < '3'"]
+        with database.transaction() as connection:
+            worker_id = add_worker(connection, {}, markers=json.dumps(default_environment()))
+        assert self._explain(database, packages=packages).kept == []
+        with database.transaction() as connection:
+            connection.execute(workers.delete().where(workers.c.worker_id == worker_id))
+            add_worker(connection, {}, markers=json.dumps(default_environment() | {"python_version": "2.7"}))
+
+        assert len(self._explain(database, packages=packages).kept) == 1
+
+    def test_what_was_not_asked_for_longest_goes_first(self) -> None:
+        """The size stays within its limit; an answer that is an eighth of it is not kept at all."""
+        option = Option(checkpoint_id=None, size=0.0, missing=0.0, total=0.0, total_ns=0, items=[])
+        fields: dict[str, Any] = {"flavor": Flavor.CPU, "catalogue": None, "generation": None, "alpha": None}
+        small = Explanation(**fields, matches=[], options=[option], skipped=[], kept=[])
+        large = Explanation(**fields, matches=[], options=[option] * 9, skipped=[], kept=[])
+        kept = Answers(16 * 250)
+        for number in range(16):
+            kept.keep(number, small)
+        assert kept.find(0) is small
+        kept.keep(16, small)
+        kept.keep(17, large)
+
+        assert [number for number in range(18) if kept.find(number)] == [0, *range(2, 17)]
+        assert kept.size_bytes == kept.most_bytes
+
+    def _explain(self, database: Database, **fields: Any) -> Explanation:
+        with database.reading() as connection:
+            return explain(connection, ExplainRequest(**{"modules": ["pandas"]} | fields))
