@@ -602,12 +602,12 @@ def _print_sql(answer: SqlAnswer, as_json: bool, as_csv: bool) -> None:
 
 
 def _shown(value: object) -> str:
-    """A value for people: fractions with six places at most, lists with commas, nothing for null."""
+    """A value for people: fractions with six places, lists with commas, nothing for null."""
     match value:
         case None:
             return ""
         case float():
-            return f"{value:.6f}".rstrip("0").rstrip(".")
+            return f"{value:.6f}"
         case list():
             return ", ".join(_shown(each) for each in value)
     return str(value)

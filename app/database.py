@@ -110,10 +110,15 @@ class Database:
     def query(self, query: str, time_limit_s: float) -> tuple[list[str], list[tuple[Any, ...]]]:
         """Runs a query that `app.query` has checked, unable to change anything: names of its columns, rows.
 
-        Raises `BadQuery` with the database's words, `QueryTimeout` past `time_limit_s`, `DatabaseUnavailable`.
+        Raises `BadQuery` with the database's words, `QueryTimeout` past `time_limit_s`, `DatabaseBehind` where there
+        are no views, `DatabaseUnavailable`.
         """
-        # On the driver itself: to SQLAlchemy `:word` would be a parameter.
         with self._problems(), self.engine.connect() as connection:
+            missing = views().keys() - set(_list_views(connection))
+            if missing:
+                raise DatabaseBehind(f"it has no view {min(missing)}")
+            connection.rollback()
+            # On the driver itself: to SQLAlchemy `:word` would be a parameter.
             driver: Any = connection.connection.driver_connection
             try:
                 return (_query_duckdb if self._is_duckdb else _query_postgresql)(driver, query, time_limit_s)
@@ -261,18 +266,22 @@ def _query_postgresql(driver: Any, query: str, time_limit_s: float) -> tuple[lis
 _OUR_VIEW = "Readie: "
 
 
-def drop_views(connection: Connection) -> None:
-    """Drops the views for people: a migration may then change what they read."""
-    is_duckdb = connection.dialect.name == "duckdb"
-    if is_duckdb:
+def _list_views(connection: Connection) -> list[str]:
+    """The names of the views for people that the database has."""
+    if connection.dialect.name == "duckdb":
         listed = "SELECT view_name FROM duckdb_views() WHERE starts_with(comment, :ours)"
     else:
         listed = """SELECT c.relname FROM pg_class c
             WHERE c.relkind = 'v' AND c.relnamespace = CAST(current_schema() AS regnamespace)
                 AND starts_with(obj_description(c.oid, 'pg_class'), :ours)"""
-    found = [f'"{name}"' for name in connection.execute(text(listed), {"ours": _OUR_VIEW}).scalars()]
+    return list(connection.execute(text(listed), {"ours": _OUR_VIEW}).scalars())
+
+
+def drop_views(connection: Connection) -> None:
+    """Drops the views for people: a migration may then change what they read."""
+    found = [f'"{name}"' for name in _list_views(connection)]
     # DuckDB drops one at a time and asks nothing; PostgreSQL drops those that read one another only together.
-    for names in found if is_duckdb else filter(None, [", ".join(found)]):
+    for names in found if connection.dialect.name == "duckdb" else filter(None, [", ".join(found)]):
         connection.exec_driver_sql(f"DROP VIEW {names}")
 
 
