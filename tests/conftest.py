@@ -1,5 +1,6 @@
 """Databases for the tests: each test gets a fresh one, on DuckDB and on a real PostgreSQL."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,8 @@ from sqlalchemy import make_url
 from app.database import Database, migrate, open_database
 from tests.postgres import running_postgresql
 
-settings.register_profile("readie", deadline=None)
+# `make test` is to stay under five minutes; HYPOTHESIS_EXAMPLES=1000 looks deeper.
+settings.register_profile("readie", deadline=None, max_examples=int(os.environ.get("HYPOTHESIS_EXAMPLES", "40")))
 settings.load_profile("readie")
 
 KINDS = ["duckdb", "postgresql"]
