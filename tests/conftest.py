@@ -1,5 +1,6 @@
 """Databases for the tests: each test gets a fresh one, on DuckDB and on a real PostgreSQL."""
 
+import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+import structlog
 from hypothesis import settings
 from psycopg import sql
 from sqlalchemy import make_url
@@ -53,6 +55,15 @@ class Cluster:
 
     def _connect(self) -> "psycopg.Connection[tuple[object, ...]]":
         return psycopg.connect(self.url.replace("+psycopg", ""), autocommit=True)
+
+
+@pytest.fixture(autouse=True)
+def fresh_logs() -> Iterator[None]:
+    """Command lines that run inside a test point the logs at its own stderr: the next test must not inherit that."""
+    handlers = logging.root.handlers[:]
+    yield
+    structlog.reset_defaults()
+    logging.root.handlers[:] = handlers
 
 
 @pytest.fixture(scope="session")

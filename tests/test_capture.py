@@ -70,7 +70,7 @@ class TestAlpha:
         """There is nothing to divide by."""
         assert fit_line(points(*pairs)) is None
 
-    @settings(max_examples=50)
+    @settings(max_examples=25)
     @given(
         st.floats(1e-5, 0.1),
         st.floats(0, 1),

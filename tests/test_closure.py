@@ -65,7 +65,7 @@ class TestClosures:
         assert found.tolist() == sorted(set(found.tolist()))
 
     @given(priced_items())
-    @settings(max_examples=50)
+    @settings(max_examples=25)
     def test_components_are_numbered_in_the_order_of_need(self, items: dict[str, PricedItem]) -> None:
         """Whatever a component needs has a lower number; numbers are dense; each component needs itself."""
         closures = compute_closures(make_catalogue(items))

@@ -83,7 +83,7 @@ class TestClosure:
         assert closure({"a": PricedItem(1, ["unknown"])}, ["a", "b.c"]) == {"a"}
 
     @given(priced_items(), module_sets(), module_sets())
-    @settings(max_examples=60)
+    @settings(max_examples=30)
     def test_it_is_monotone(self, items: dict[str, PricedItem], some: list[str], more: list[str]) -> None:
         """Asking for more never needs less; and what two sets need together is what each needs."""
         assert closure(items, some + more) == closure(items, some) | closure(items, more)
@@ -144,7 +144,7 @@ class TestRank:
         assert (best.checkpoint_id, best.ordinal, best.cost_ns) == (None, -1, 2_200_000_000)
 
     @given(priced_items(), checkpoint_lists(), module_sets())
-    @settings(max_examples=60)
+    @settings(max_examples=30)
     def test_every_option_costs_its_size_and_what_it_lacks(
         self, items: dict[str, PricedItem], held: list[PricedCheckpoint], modules: list[str]
     ) -> None:
@@ -162,7 +162,7 @@ class TestRank:
             assert option.cost_ns == size_ns + sum(items[key].load_ns for key in needed if key not in loaded)
 
     @given(priced_items(), checkpoint_lists(), module_sets(), st.sampled_from(MODULE_NAMES))
-    @settings(max_examples=60)
+    @settings(max_examples=30)
     def test_an_unneeded_item_in_a_checkpoint_changes_nothing(
         self, items: dict[str, PricedItem], held: list[PricedCheckpoint], modules: list[str], extra: str
     ) -> None:

@@ -622,7 +622,7 @@ class TestWriting:
     """A stream in one form, checked by the reader, put in place whole or not at all."""
 
     @given(content=contents())
-    @settings(max_examples=60)
+    @settings(max_examples=30)
     def test_what_is_written_is_read(self, tmp_path_factory: pytest.TempPathFactory, content: Content) -> None:
         """All names and numbers come back; reading the file again gives the same catalogue."""
         path = tmp_path_factory.getbasetemp() / "round-trip.json"

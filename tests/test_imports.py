@@ -390,7 +390,7 @@ def statements(draw: st.DrawFn, depth: int = 3) -> list[str]:
     return lines
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(statements())
 def test_imports_in_a_body_are_those_of_its_source(lines: list[str]) -> None:
     """Both readers find the same import statements, in any nesting."""

@@ -108,7 +108,7 @@ def oracle_checkpoints(plan: Plan) -> list[PricedCheckpoint]:
 class TestEveryPlan:
     """A plan is feasible, priced as the router prices it, and the same for the same input."""
 
-    @settings(max_examples=40)
+    @settings(max_examples=25)
     @given(worlds(), alphas, limit_sets)
     def test_its_cost_is_what_the_oracle_adds_up(
         self, world: tuple[list[MeasuredItem], list[ImportSet]], alpha: float, limits: Limits
@@ -124,7 +124,7 @@ class TestEveryPlan:
             request.count * cheapest(priced, [], request.modules).cost_ns for request in corpus
         )
 
-    @settings(max_examples=40)
+    @settings(max_examples=25)
     @given(worlds(), alphas, limit_sets)
     def test_it_says_for_how_many_requests_each_checkpoint_is_chosen(
         self, world: tuple[list[MeasuredItem], list[ImportSet]], alpha: float, limits: Limits
@@ -142,7 +142,7 @@ class TestEveryPlan:
         assert counts == {one.checkpoint_id: one.requests for one in plan.checkpoints}
         assert sum(counts.values()) == plan.requests
 
-    @settings(max_examples=40)
+    @settings(max_examples=25)
     @given(worlds(), alphas, limit_sets)
     def test_it_is_never_worse_than_no_checkpoints(
         self, world: tuple[list[MeasuredItem], list[ImportSet]], alpha: float, limits: Limits
@@ -152,7 +152,7 @@ class TestEveryPlan:
 
         assert plan.cost_ns <= plan.cost_without_ns
 
-    @settings(max_examples=40)
+    @settings(max_examples=25)
     @given(worlds(), alphas, limit_sets)
     def test_it_keeps_the_limits(
         self, world: tuple[list[MeasuredItem], list[ImportSet]], alpha: float, limits: Limits
@@ -168,7 +168,7 @@ class TestEveryPlan:
             one.size_mb for one in plan.checkpoints
         ]
 
-    @settings(max_examples=40)
+    @settings(max_examples=25)
     @given(worlds(), alphas, limit_sets)
     def test_importing_what_is_canonical_loads_exactly_its_items(
         self, world: tuple[list[MeasuredItem], list[ImportSet]], alpha: float, limits: Limits
@@ -184,7 +184,7 @@ class TestEveryPlan:
             assert closure(priced, one.canonical) == frozenset(one.items)
             assert set(one.canonical) == asked & set(one.items)
 
-    @settings(max_examples=40)
+    @settings(max_examples=25)
     @given(worlds(), alphas, limit_sets)
     def test_its_first_checkpoint_is_the_empty_one(
         self, world: tuple[list[MeasuredItem], list[ImportSet]], alpha: float, limits: Limits
@@ -197,7 +197,7 @@ class TestEveryPlan:
             f"checkpoint_{number}" for number in range(len(plan.checkpoints))
         ]
 
-    @settings(max_examples=40)
+    @settings(max_examples=25)
     @given(worlds(), alphas, st.randoms(use_true_random=False))
     def test_the_order_of_its_input_does_not_matter(
         self, world: tuple[list[MeasuredItem], list[ImportSet]], alpha: float, random: st.DataObject

@@ -78,7 +78,7 @@ options_of_a_call: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_every_option_of_every_call_costs_what_the_oracle_says(database: Database, data: st.DataObject) -> None:
     """Order, costs and exclusions of all options equal the plain-Python model, for calls on two catalogues at once."""
