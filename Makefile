@@ -29,7 +29,7 @@ demo: setup ## the whole line on real packages: measure, plan, capture, place, r
 	@$(BIN)/python demo/run.py
 
 test: setup ## all tests, on DuckDB and on PostgreSQL; make test T=tests/test_units.py for some
-	@$(BIN)/pytest -n 2 --dist loadfile $(T)
+	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(T)
 
 check: setup ## lint, format and types
 	$(BIN)/ruff check

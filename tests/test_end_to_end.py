@@ -62,7 +62,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, source in CORPUS.items():
         (corpus / name).write_text(source)
     command = [str(BIN / "readie-pipeline"), "generation", "--rootfs", str(rootfs), "--out", str(folder / "out")]
-    done = subprocess.run([*command, "--runtime", "fork", str(corpus)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*command, "--runtime", "fork", "--repeats", "1", "--max-checkpoints", "4", str(corpus)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     catalogues = folder / "catalogues"
     catalogues.mkdir()
