@@ -10,7 +10,7 @@ RUNTIME ?= fork
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check format docs generation capture lock clean
+.PHONY: help setup demo test scale bench check format docs generation capture lock clean
 
 help: ## say what there is
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -30,6 +30,12 @@ demo: setup ## the whole line on real packages: measure, plan, capture, place, r
 
 test: setup ## all tests, on DuckDB and on PostgreSQL; make test T=tests/test_units.py for some
 	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(T)
+
+scale: setup ## the tests that need the full-size catalogue of 400 MB
+	@$(BIN)/pytest -m scale $(T)
+
+bench: setup ## measure speed against the usual practice and the limit, into benchmarks/results.jsonl
+	$(BIN)/python benchmarks/run.py
 
 check: setup ## lint, format and types
 	$(BIN)/ruff check
