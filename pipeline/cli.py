@@ -4,6 +4,7 @@ import fcntl
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +19,7 @@ from pipeline.corpus import Corpus, ImportSet, collect_corpus, read_corpus, writ
 from pipeline.plan import Limits, find_planner
 from pipeline.processes import Sandbox
 from pipeline.progress import say, stage
-from pipeline.report import report_generation, write_plan_text, write_text
+from pipeline.report import GenerationReport, read_report, report_generation, write_plan_text, write_text
 from pipeline.verify import verify as run_verification
 from pipeline.verify import write_verification
 from readie.command_line import run_command_line
@@ -384,11 +385,30 @@ def finish(
     """Plan, capture, report."""
     chosen, carried = plan_checkpoints(sandbox, measurements, sets, out, options, again=False)
     manifest = capturing.capture(sandbox, measurements, chosen, carried, out)
-    report = report_generation(out, measurements, chosen, manifest)
+    show_report(out, report_generation(out, measurements, chosen, manifest), as_json=as_json)
+
+
+def show_report(out: Path, report: GenerationReport, *, as_json: bool) -> None:
+    """`report.html` beside the catalogue, and the text."""
+    from pipeline.report_page import save_page  # plots take half a second to load
+
+    save_page(out / "report.html", report, datetime.now(UTC))
     if as_json:
         print_json(report)
     else:
-        print(write_text(report, measurements))
+        print(write_text(report))
+        say(f"the same as a page: {out / 'report.html'}")
+
+
+@app.command()
+def report(*, out: OutOption = DEFAULT_OUT, flavor: FlavorOption = "cpu", as_json: JsonOption = False) -> None:
+    """Report on a generation that was captured: text, and report.html beside the catalogue.
+
+    Example: readie-pipeline report --out generation
+    """
+    kind = parse_flavor(flavor)
+    with work_folder(out):
+        show_report(out, read_report(out, kind), as_json=as_json)
 
 
 @app.command()
