@@ -19,12 +19,14 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
@@ -81,6 +83,9 @@ class ForkRuntime:
             "XDG_CACHE_HOME": str(self.cache),
         }
 
+    def command(self, mode: str, options: Header) -> list[str]:
+        return [str(self.python), "-I", "-B", "-c", BOOT, str(self.bundle), mode, json.dumps(options)]
+
     def popen(
         self,
         mode: str,
@@ -93,7 +98,7 @@ class ForkRuntime:
     ) -> "subprocess.Popen[bytes]":
         """Starts the executor in a process group of its own, with `folder` as its directory."""
         return subprocess.Popen(
-            [self.python, "-I", "-B", "-c", BOOT, str(self.bundle), mode, json.dumps(options)],
+            self.command(mode, options),
             stdin=subprocess.DEVNULL,
             stdout=output if stdout is None else stdout,
             stderr=output,
@@ -182,8 +187,37 @@ class ForkRuntime:
             raise StartFailed("its zygote is not running")
         return zygote.fork(folder)
 
-    def start_probe(self, options: Header, folder: Folder) -> "ForkSandbox":
-        return self.start_cold("probe", options, folder)
+    def start_probe(self, options: Header, folder: Folder) -> "GuardedSandbox":
+        place = Path(os.path.realpath(folder.path))
+        network = "none" if self.isolates else "host"
+        command = self.command("probe", {**options, "folder": str(place), "network": network})
+        try:
+            process = self.popen_guard(place, command, isolated=self.isolates)
+        except OSError as error:
+            raise StartFailed(f"{sys.executable} could not be started: {error}") from error
+        return GuardedSandbox(*self.watch(process, folder))
+
+    @cached_property
+    def isolates(self) -> bool:
+        """Whether this host lets the guard isolate what is measured."""
+        with tempfile.TemporaryDirectory(prefix="guard-", dir=self.folder) as folder:
+            for name in ("work", "tmp"):
+                Path(folder, name).mkdir()
+            return self.popen_guard(Path(os.path.realpath(folder)), [], isolated=True).wait() == 0
+
+    def popen_guard(self, folder: Path, command: Sequence[str], *, isolated: bool) -> "subprocess.Popen[bytes]":
+        """Starts `command` below a guard (worker/guard.py), in a process group of its own."""
+        base = Path(os.path.realpath(self.python)).parents[1]
+        kept = "\n".join(os.path.realpath(path) for path in (base, self.rootfs, self.cache)) if isolated else "-"
+        guard = [sys.executable, "-I", "-S", "-B", str(Path(__file__).with_name("guard.py"))]
+        return subprocess.Popen(
+            [*guard, str(os.getpid()), str(folder), kept, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=self.environment(folder / "work"),
+            start_new_session=True,
+        )
 
     def start_cold(self, mode: str, options: Header, folder: Folder) -> "ForkSandbox":
         # The kernel tells a process that its parent has ended when the *thread* that started it ends: calls are run
@@ -193,6 +227,12 @@ class ForkRuntime:
             process = self.popen(mode, options, folder.path / "work")
         except OSError as error:
             raise StartFailed(f"{self.python} could not be started: {error}") from error
+        return ForkSandbox(*self.watch(process, folder))
+
+    def watch(
+        self, process: "subprocess.Popen[bytes]", folder: Folder
+    ) -> tuple[int, int, "Future[int | None]", Callable[[], None]]:
+        """What a sandbox that is this process's own child is made of."""
         descriptor = os.pidfd_open(process.pid)
         status: Future[int | None] = Future()
 
@@ -201,7 +241,7 @@ class ForkRuntime:
             process.wait()
 
         note_process(folder.path, process.pid)
-        return ForkSandbox(process.pid, descriptor, status, reap)
+        return process.pid, descriptor, status, reap
 
     def close(self) -> None:
         for zygote in [*self.zygotes.values(), *self.retired]:
@@ -323,6 +363,25 @@ class ForkSandbox:
         os.close(self.exit_descriptor)
 
 
+class GuardedSandbox(ForkSandbox):
+    """A sandbox below a guard, of which all that is left ends with the guard."""
+
+    def memory(self, *, exact: bool = False) -> int:
+        """Bytes of anonymous memory of everything below the guard, and of memory that it shares and no file keeps."""
+        used = 0
+        for pid in descendants(self.pid):
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                used += shared_out_bytes(pid) if exact else unfiled_bytes(pid)
+        return used
+
+    def end(self) -> None:
+        if not self.ended:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.exit_descriptor, signal.SIGTERM)
+            self.wait_exit(END_S)
+        super().end()
+
+
 def note_process(folder: Path, pid: int) -> None:
     """Writes down whose folder this is, for a later run that finds it: its number and when it started."""
     (folder / "process").write_text(f"{pid} {process_start(pid)}")
@@ -378,6 +437,18 @@ def private_bytes(pid: int) -> int:
     """Memory that only this process has: what a forked child still shares with its parent is not counted again."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty:")) * 1024
+
+
+def unfiled_bytes(pid: int) -> int:
+    """Resident memory of a process that no file keeps, its shared memory included."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "RssShmem:"))) * 1024
+
+
+def shared_out_bytes(pid: int) -> int:
+    """The same, with what several processes share divided among them."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:"))) * 1024
 
 
 def describe_status(status: int | None) -> str:
