@@ -5,6 +5,7 @@ the standard library's alone.
 """
 
 import json
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
@@ -102,3 +103,15 @@ class Router:
             if cost_ns <= best.cost_ns:
                 best = Answer(checkpoint.checkpoint_id, cost_ns, cold_cost_ns)
         return best
+
+
+def load(path: Path) -> tuple[Router, float]:
+    """The router over a document, and the seconds that it took to get there."""
+    begin = time.perf_counter()
+    router = Router(path)
+    return router, time.perf_counter() - begin
+
+
+def load_only(document: str) -> float:
+    """The seconds alone, for a process that is measured from outside."""
+    return load(Path(document))[1]

@@ -15,6 +15,7 @@ from pipeline.report import Dear, GenerationReport, write_figure
 
 WIDTH_IN = 5.2  # narrow, so that little is lost when a telephone shrinks it
 _ROW_IN = 0.27
+_LETTER_IN = 0.088  # of the average letter at the size of the labels
 _SVG = "http://www.w3.org/2000/svg"
 _XLINK = "http://www.w3.org/1999/xlink"
 
@@ -22,7 +23,7 @@ _XLINK = "http://www.w3.org/1999/xlink"
 INK, FAINT, FIRST, SECOND = "#010101", "#020202", "#030303", "#040404"
 _COLOURS = {INK: "var(--ink)", FAINT: "var(--line)", FIRST: "var(--first)", SECOND: "var(--second)"}
 
-_STYLE: dict[str, Any] = {
+_STYLE: dict[Any, Any] = {  # keys are a Literal of several hundred in matplotlib
     "axes.edgecolor": FAINT,
     "axes.axisbelow": True,
     "axes.grid": True,
@@ -61,18 +62,21 @@ def plot_all(report: GenerationReport) -> dict[str, str]:
 Drawn = tuple[Figure, str, str]  # the figure, its title, and what it shows in a sentence
 
 
-def _figure(height: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(WIDTH_IN, height), layout="constrained")
-    return figure, figure.add_subplot()
+def _figure(height: float, left: float, bottom: float = 0.55, top: float = 0.1) -> tuple[Figure, Axes]:
+    """Margins in inches. They are fixed: to find them, matplotlib's layouts draw everything twice."""
+    figure = Figure(figsize=(WIDTH_IN, height))
+    box = (left / WIDTH_IN, bottom / height, (WIDTH_IN - left - 0.15) / WIDTH_IN, (height - bottom - top) / height)
+    return figure, figure.add_axes(box)
 
 
 def _bars(names: Sequence[str], values: Sequence[float], label: str) -> tuple[Figure, Axes]:
     """Horizontal bars with their values, the first on top."""
-    figure, axes = _figure(0.75 + _ROW_IN * len(names))
+    shown = [_cut(name) for name in names]
+    figure, axes = _figure(0.7 + _ROW_IN * len(names), 0.15 + _LETTER_IN * max(map(len, shown)))
     places = range(len(names))
     bars = axes.barh(places, values, color=FIRST, height=0.7)
     axes.bar_label(bars, [write_figure(value) for value in values], padding=3, fontsize=10)
-    axes.set_yticks(places, [_cut(name) for name in names])
+    axes.set_yticks(places, shown)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xlim(0, (max(values) or 1) * 1.16)  # with room for the longest bar's value
     axes.tick_params(axis="y", length=0)
@@ -119,7 +123,7 @@ def plot_alpha(report: GenerationReport) -> Drawn | None:
     points, fit = report.manifest.points, report.fit
     if not points:
         return None
-    figure, axes = _figure(3.4)
+    figure, axes = _figure(3.4, 0.65)
     ballast = [point for point in points if point.name.startswith("ballast_")]
     real = [point for point in points if not point.name.startswith("ballast_")]
     for shown, label, marker, fill in ((real, "checkpoints", "o", FIRST), (ballast, "ballast", "s", "none")):

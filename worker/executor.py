@@ -39,27 +39,35 @@ from typing import Any, NoReturn
 
 PROTOCOL = 1
 
-#: Standard-library modules of the baseline. Chosen on 70 installed distributions (numpy, pandas, scipy, scikit-learn,
-#: matplotlib, pillow, networkx, sympy, requests, sqlalchemy, pyarrow, duckdb, polars, aiohttp, fastapi, boto3, pydantic
-#: and what they need) under Python 3.11: each imported whole in a fresh interpreter; listed is what two or more of
-#: them loaded and a bare interpreter had not. Private parts are left out where a listed name brings them. Names that
-#: a Python lacks are skipped. Loading the list takes about 0.1 s, and leaves about 15 modules of the standard library,
-#: 6 ms in all, that some single distribution still pulls in.
+#: Standard-library modules of the baseline: those that two or more of the 600 distributions of the cpu root filesystem
+#: (catalogues/requirements-cpu.lock) ask for under Python 3.11, themselves or through others of the standard library,
+#: and that a bare interpreter has not. Private parts are left out where a listed name brings them. Names that a Python
+#: lacks are skipped. What single distributions ask for besides is counted in them.
 STANDARD_MODULES = """
-    _strptime argparse array ast asyncio base64 calendar cmath colorsys concurrent concurrent.futures
-    concurrent.futures.process concurrent.futures.thread contextvars copy csv ctypes ctypes.wintypes dataclasses
-    datetime decimal difflib dis email email.base64mime email.charset email.encoders email.errors
-    email.feedparser email.header email.iterators email.message email.parser email.quoprimime email.utils
-    faulthandler fcntl fileinput fractions gc gettext grp gzip hashlib heapq hmac html html.entities html.parser
-    http http.client http.cookiejar http.cookies importlib.abc importlib.machinery importlib.metadata
-    importlib.resources importlib.util inspect json linecache locale logging mimetypes mmap multiprocessing
-    multiprocessing.connection multiprocessing.context multiprocessing.managers multiprocessing.pool
-    multiprocessing.process multiprocessing.queues multiprocessing.reduction multiprocessing.resource_tracker
-    multiprocessing.shared_memory multiprocessing.spawn multiprocessing.synchronize multiprocessing.util numbers
-    opcode pickle pkgutil platform pprint pwd pydoc pyexpat queue quopri runpy secrets select selectors shlex
-    signal socket ssl string subprocess sysconfig tarfile tempfile textwrap threading timeit token tokenize
-    traceback typing unicodedata unittest urllib.error urllib.parse urllib.request urllib.response uuid weakref
-    xml xml.etree xml.etree.ElementPath xml.etree.ElementTree zipfile zoneinfo
+    _strptime argparse array ast asyncio base64 cProfile calendar cmath colorsys concurrent concurrent.futures
+    concurrent.futures.process concurrent.futures.thread configparser contextvars copy csv ctypes ctypes.util
+    ctypes.wintypes dataclasses datetime decimal difflib dis email email.base64mime email.charset
+    email.contentmanager email.encoders email.errors email.feedparser email.generator email.header
+    email.headerregistry email.iterators email.message email.mime email.mime.base email.mime.multipart
+    email.mime.nonmultipart email.parser email.policy email.quoprimime email.utils encodings.ascii
+    encodings.cp1252 encodings.idna encodings.mac_roman encodings.unicode_escape encodings.utf_16_be
+    faulthandler fcntl filecmp fileinput fractions ftplib gc getopt getpass gettext glob grp gzip hashlib heapq
+    hmac html html.entities html.parser http http.client http.cookiejar http.cookies http.server importlib.abc
+    importlib.machinery importlib.metadata importlib.readers importlib.resources importlib.resources.readers
+    importlib.util inspect json linecache locale logging logging.config logging.handlers mimetypes mmap
+    multiprocessing multiprocessing.connection multiprocessing.context multiprocessing.heap
+    multiprocessing.managers multiprocessing.pool multiprocessing.process multiprocessing.queues
+    multiprocessing.reduction multiprocessing.resource_tracker multiprocessing.shared_memory
+    multiprocessing.sharedctypes multiprocessing.spawn multiprocessing.synchronize multiprocessing.util numbers
+    opcode optparse pickle pickletools pkgutil platform pprint profile pty pwd pydoc pyexpat queue quopri runpy
+    secrets select selectors shlex signal socket socketserver sqlite3 sqlite3.dbapi2 ssl statistics string
+    stringprep subprocess sysconfig tarfile tempfile termios textwrap threading timeit token tokenize tomllib
+    traceback tty typing unicodedata unittest unittest.mock urllib.error urllib.parse urllib.request
+    urllib.response uuid weakref webbrowser wsgiref wsgiref.handlers wsgiref.headers wsgiref.simple_server
+    wsgiref.util xml xml.dom xml.dom.NodeFilter xml.dom.domreg xml.dom.expatbuilder xml.dom.minicompat
+    xml.dom.minidom xml.dom.xmlbuilder xml.etree xml.etree.ElementPath xml.etree.ElementTree xml.parsers
+    xml.parsers.expat xml.sax xml.sax.handler xml.sax.saxutils xml.sax.xmlreader xmlrpc xmlrpc.client zipfile
+    zoneinfo
 """
 PRELOAD = tuple(STANDARD_MODULES.split())
 

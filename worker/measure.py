@@ -48,7 +48,8 @@ def measure(runtime: Runtime, request: ProbeRequest, folder: Path, *, timeout: f
 
 
 def _nothing() -> dict[str, Any]:
-    return {"wall_s": None, "cpu_s": None, "rss_mb": None, "threads": None, "network": None, "modules": []}
+    unknown = ("wall_s", "cpu_s", "waited_s", "pace_s", "rss_mb", "threads", "network")
+    return {**dict.fromkeys(unknown), "modules": []}
 
 
 def wait(sandbox: Sandbox, *, timeout: float, memory: int) -> dict[str, str]:

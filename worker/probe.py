@@ -4,17 +4,20 @@ The process has the executor's baseline and nothing else, so that what is measur
 around the import system's find-and-load sees every module that is really loaded, and subtracts what happened in the
 loads within it, and its own cost. Modes:
 
-    time     exclusive seconds of each module
+    time     exclusive seconds of each module, without those in which it was ready to run and others had the processor
     memory   exclusive growth of anonymous memory of each module
     edges    which modules each module's body asked for
     plain    no hook: what the whole costs
 
-Collections are off in every mode, as they are when an executor imports. Results go to a file of their own, through a
-descriptor out of the way of whatever a module does to its streams: a line for each module as soon as it is loaded
-(so that a crash keeps what was measured before it), and one line at the end.
+Collections are off in every mode, as they are when an executor imports. A processor that others use as well is slower
+in ways that no clock takes out (its caches): in `time` and `plain`, a fixed piece of work tells the pace.
+
+Results go to a file of their own, through a descriptor out of the way of whatever a module does to its streams: a line
+for each module as soon as it is loaded (so that a crash keeps what was measured before it), and one line at the end.
 """
 
 import builtins
+import contextlib
 import fcntl
 import gc
 import importlib
@@ -41,6 +44,9 @@ getpid = os.getpid
 thread_id = __import__("_thread").get_ident
 PAGE_KB = os.sysconf("SC_PAGE_SIZE") // 1024
 
+#: Modules of the baseline whose code is read and executed once more, into nothing, to tell the pace: plain definitions.
+PACE_MODULES = ("argparse", "ast", "difflib", "inspect", "pydoc", "tarfile", "textwrap", "zipfile")
+
 
 def run(options: Mapping[str, Any], executor: Any) -> NoReturn:
     """Measures `options["modules"]` in `options["mode"]`, writes the result to `<folder>/result`, ends the process."""
@@ -49,14 +55,17 @@ def run(options: Mapping[str, Any], executor: Any) -> NoReturn:
     network = leave_network()
     result = open_high(f"{options['folder']}/result", os.O_WRONLY | os.O_APPEND)
     statm = open_high("/proc/self/statm", os.O_RDONLY)
-    statm_kb = anonymous_kb(statm)
+    waited = make_waited()
     mode = options["mode"]
-    hook = Hook(result, statm, mode)
+    gc.disable()
+    # Before a plain import as well, it would leave room in the heap that the import then need not ask for.
+    paces = [measure_pace(waited)] if mode == "time" else []
+    statm_kb = anonymous_kb(statm)
+    hook = Hook(result, statm, waited, mode)
     if mode != "plain":
         hook.install()
-    gc.disable()
     failure: dict[str, str] | None = None
-    wall, cpu = clock(), cpu_clock()
+    wall, cpu, ready = clock(), cpu_clock(), waited()
     for name in options["modules"]:
         try:
             executor.load(name)
@@ -67,14 +76,18 @@ def run(options: Mapping[str, Any], executor: Any) -> NoReturn:
         if failure:
             failure["detail"] = f"import {name}: {failure['detail']}"
             break
-    wall, cpu = clock() - wall, cpu_clock() - cpu
+    wall, cpu, ready = clock() - wall, cpu_clock() - cpu, waited() - ready
     grown_kb = anonymous_kb(statm) - statm_kb
     hook.active = False
     if getpid() != pid:
         os._exit(0)  # a module forked, and the copy came back too: only the original answers
+    if mode in ("time", "plain"):
+        paces.append(measure_pace(waited))
     final = {
         "wall_s": wall / 1e9,
         "cpu_s": cpu / 1e9,
+        "waited_s": ready / 1e9,
+        "pace_s": [pace / 1e9 for pace in paces if pace is not None],
         "rss_mb": max(grown_kb, 0) * 1024 / 1e6,
         "threads": len(executor.threads()),
         "network": network,
@@ -105,7 +118,7 @@ class Hook:
     Frames are per thread; the outermost one of a thread is nobody's.
     """
 
-    def __init__(self, result: int, statm: int, mode: str) -> None:
+    def __init__(self, result: int, statm: int, waited: Callable[[], int], mode: str) -> None:
         self.result = result
         self.mode = mode
         self.active = True
@@ -114,7 +127,7 @@ class Hook:
         self.baseline = set(sys.modules)
         self.figures: dict[str, int] = {}
         # In nanoseconds or kB; edges need neither.
-        self.gauge: Callable[[], int] = clock
+        self.gauge: Callable[[], int] = lambda: clock() - waited()
         if mode == "memory":
             self.gauge = lambda: anonymous_kb(statm)
 
@@ -275,6 +288,38 @@ def anonymous_kb(statm: int) -> int:
     """Anonymous resident memory, in 2 µs: resident minus shared pages equals RssAnon."""
     fields = pread(statm, 128, 0).split()
     return (int(fields[1]) - int(fields[2])) * PAGE_KB
+
+
+def make_waited() -> Callable[[], int]:
+    """A function for the nanoseconds in which this thread was ready to run and others had the processor.
+
+    Always 0 where the kernel does not say; no more than before once a module has closed the descriptor.
+    """
+    last = 0
+
+    def waited() -> int:
+        nonlocal last
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            last = int(pread(schedstat, 128, 0).split()[1])
+        return last
+
+    try:
+        schedstat = open_high("/proc/thread-self/schedstat", os.O_RDONLY)
+    except OSError:
+        return lambda: 0
+    return waited
+
+
+def measure_pace(waited: Callable[[], int]) -> int | None:
+    """Nanoseconds of a fixed piece of work, much like an import; None if a module has changed what it uses."""
+    started = clock() - waited()
+    try:
+        for name in PACE_MODULES:
+            spec: Any = sys.modules[name].__spec__
+            exec(spec.loader.get_code(name), {"__name__": name})  # noqa: S102 - the standard library's own
+    except BaseException:  # noqa: BLE001 - whatever was put in its place
+        return None
+    return clock() - waited() - started
 
 
 def open_high(path: str, flags: int) -> int:

@@ -1,0 +1,81 @@
+"""The API: explains and placements a second, one router process, 32 connections, generator on the same cores."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks import limit, load, scoring
+from benchmarks.bench import Bench, Line, Target, percentile, say
+from benchmarks.fresh import run_fresh
+from benchmarks.load import Load
+from benchmarks.router import running_router
+from readie.projection import load_catalogue
+from readie.units import ns_to_seconds
+
+CONNECTIONS = 32
+WORKERS = 8
+
+#: Explains a second that module sets must suffice for; a router that is faster is a failure to be glad of.
+MOST_EXPLAINS = 2000
+
+
+def run(bench: Bench) -> Iterator[Line]:
+    """Each kind of request for some seconds, on a router of its own for each database."""
+    catalogue = bench.catalogue()
+    document = str(catalogue.document)
+    asked = scoring.requests(catalogue, 5)
+    plain = run_fresh(scoring.time_baseline, document=document, module_sets=asked, expanded=5).value
+    seconds = 10.0 if not bench.quick else 0.5
+    fresh = catalogue.module_sets(int(seconds * 1.5 * MOST_EXPLAINS), seed=10)
+    again = catalogue.module_sets(200, seed=11)
+    held = {"generation": catalogue.generation, "checkpoint_ids": catalogue.checkpoint_ids, "workers": WORKERS}
+    loads: dict[str, tuple[Callable[..., Load], dict[str, Any], float | None]] = {
+        "api-explain-new": (load.explain, {"module_sets": fresh}, 200),
+        "api-explain-repeated": (load.explain_repeatedly, {"module_sets": again}, 1500),
+        "api-place": (load.place, {"module_sets": again, **held}, 250),
+        "api-live": (load.live, {"module_sets": again, **held}, None),
+    }
+    for kind in bench.kinds:
+        log = bench.folder / "router.log"
+        with bench.database(kind) as url, running_router(url, log, catalogue.document.parent) as router:
+            for name, (generate, arguments, least) in loads.items():
+                say(f"{name} on {kind}")
+                timing = {"seconds": seconds, "warm_up_s": seconds / 5, "connections": CONNECTIONS}
+                ours = run_fresh(generate, port=router.port, process_id=router.process_id, **timing, **arguments).value
+                found = msgspec.convert(ours, Load)
+                if found.errors:
+                    say(f"{len(found.errors)} errors, such as {found.errors[0]}")
+                if wrong := run_fresh(count_wrong, document=document, samples=found.samples).value:
+                    raise RuntimeError(f"{name}: {wrong} of {len(found.samples)} answers are not the limit's")
+                wanted = None if name == "api-place" and kind == "duckdb" else least
+                line = bench.line(
+                    name,
+                    catalogue,
+                    kind,
+                    "a second",
+                    len(found.latencies) / found.seconds,
+                    baseline=1 / percentile(plain["seconds"], 0.5),
+                    peak_mb=router.peak_mb(),
+                    target=None if wanted is None else Target(wanted, "a second", least=True),
+                    p50_ms=1000 * percentile(found.latencies, 0.5),
+                    p99_ms=1000 * percentile(found.latencies, 0.99),
+                    errors=len(found.errors),
+                    connections=CONNECTIONS,
+                    generator_cores=found.generator_cpu_s / found.seconds,
+                    router_cores=found.router_cpu_s / found.seconds,
+                    compared=len(found.samples),
+                )
+                yield msgspec.structs.replace(line, met=False) if found.errors and line.met else line
+
+
+def count_wrong(document: str, samples: list[tuple[list[str], str | None, float, float]]) -> int:
+    """How many answers differ from the limit's."""
+    catalogue = limit.Router(load_catalogue(Path(document)))
+    wrong = 0
+    for modules, checkpoint_id, cost, cold_cost in samples:
+        right = catalogue.answer(modules)
+        expected = (right.checkpoint_id, ns_to_seconds(right.cost_ns), ns_to_seconds(right.cold_cost_ns))
+        wrong += expected != (checkpoint_id, cost, cold_cost)
+    return wrong

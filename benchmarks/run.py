@@ -1,0 +1,82 @@
+"""Runs the benchmarks: `make bench`, or
+
+    python benchmarks/run.py --packages 250 --quick
+    python benchmarks/run.py --only scoring --database postgresql
+
+Each figure is one JSON line on standard output, and in benchmarks/results.jsonl, where it replaces the one of the same
+name, database and size. `--table` measures nothing: it writes the tables of docs/benchmarks.md from that file.
+docs/benchmarks.md says what each benchmark is about.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path[0] = str(ROOT)  # not this folder: its files are named for what they measure, like others' packages
+
+import msgspec  # noqa: E402
+
+from benchmarks import api, growth, imports, memory, scoring, start, tables  # noqa: E402
+from benchmarks.bench import KINDS, Bench, Kind, Line, opened_bench, say  # noqa: E402
+
+BENCHMARKS: dict[str, Callable[[Bench], Iterator[Line]]] = {
+    "start": start.run,
+    "imports": imports.run,
+    "memory": memory.run,
+    "scoring": scoring.run,
+    "api": api.run,
+    "growth": growth.run,
+}
+RESULTS = ROOT / "benchmarks" / "results.jsonl"
+PAGE = ROOT / "docs" / "benchmarks.md"
+
+
+def main() -> int:
+    """Exit status 1: a target was missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--packages", type=int, default=5000, help="items of the catalogue: 250 are 1 MB, 5000 400 MB")
+    parser.add_argument("--only", choices=BENCHMARKS, action="append", metavar="NAME", help=", ".join(BENCHMARKS))
+    parser.add_argument("--database", choices=[*KINDS, "both"], default="both")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="default: benchmarks/results.jsonl")
+    parser.add_argument("--quick", action="store_true", help="once, and briefly: to see that all of it runs")
+    parser.add_argument("--table", action="store_true", help="write the tables of docs/benchmarks.md")
+    options = parser.parse_args()
+    if options.table:
+        PAGE.write_text(tables.fill(PAGE.read_text(encoding="utf-8"), read_lines(options.out)), encoding="utf-8")
+        return 0
+    kinds: tuple[Kind, ...] = KINDS if options.database == "both" else (options.database,)
+    missed = False
+    with opened_bench(options.packages, kinds, quick=options.quick) as bench:
+        for name in options.only or BENCHMARKS:
+            say(f"--- {name}")
+            for line in BENCHMARKS[name](bench):
+                print(msgspec.json.encode(line).decode(), flush=True)
+                keep_line(options.out, line)
+                missed = missed or line.met is False
+    return int(missed)
+
+
+def read_lines(path: Path) -> list[Line]:
+    """The lines of a file of results; none if it is not there."""
+    if not path.exists():
+        return []
+    return [msgspec.json.decode(line, type=Line) for line in path.read_bytes().splitlines() if line]
+
+
+def keep_line(path: Path, line: Line) -> None:
+    """Puts a line into a file of results, in the place of the one that it replaces."""
+    lines = {each.key: each for each in read_lines(path)} | {line.key: line}
+    write_lines(path, lines.values())
+
+
+def write_lines(path: Path, lines: Iterable[Line]) -> None:
+    """Writes a file of results, whole or not at all."""
+    aside = path.with_suffix(".partial")
+    aside.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    aside.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
