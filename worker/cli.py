@@ -102,7 +102,8 @@ def probe(
             answer = measure(running, request, folder, timeout=timeout, memory=limit)
             if answer["network"] == "host" and not warned:
                 warned = True
-                print("imports are measured with the host's network: leaving it needs root", file=sys.stderr)
+                text = "imports are measured with the host's network and files: isolating them needs root or namespaces"
+                print(text, file=sys.stderr)
             sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
             sys.stdout.buffer.flush()
 

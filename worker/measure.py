@@ -1,5 +1,6 @@
 """Measuring imports: a fresh process for each request, with limits, of which every ending is a truthful answer."""
 
+import os
 import select
 import sys
 import time
@@ -12,6 +13,8 @@ import msgspec
 from readie.wire import Modules, Record
 from worker.runtime import Folder, Runtime, Sandbox, StartFailed, printable
 
+START_S = 60.0  # what a process may take until it begins to import
+
 Mode = Literal["time", "memory", "edges", "plain"]
 
 
@@ -23,28 +26,53 @@ class ProbeRequest(Record, frozen=True, kw_only=True):
     mode: Mode = "time"
 
 
+class Known(msgspec.Struct):
+    """What the probe knows of a module besides its figure."""
+
+    file: str | None = None
+    stdlib: bool | None = None
+    asks: list[str] = []
+
+
+class Whole(msgspec.Struct):
+    """The last line of a result: what importing took in all, and how it ended."""
+
+    wall_s: float
+    cpu_s: float
+    waited_s: float
+    rss_mb: float
+    network: str
+    failure: dict[str, str] | None
+    raw_rss_mb: float | msgspec.UnsetType = msgspec.UNSET
+    pace_s: list[float] | None = None
+    threads: int | None = None
+    modules: dict[str, Known] = {}
+
+
 def measure(runtime: Runtime, request: ProbeRequest, folder: Path, *, timeout: float, memory: int) -> dict[str, Any]:
-    """The answer to `request`: what each module cost, and how the process ended if it did not end well."""
+    """The answer to `request`: what each module cost, and how the process ended if it did not end well.
+
+    `timeout` is for the imports, in seconds, `memory` for the whole process with all that it started, in bytes.
+    """
     answer: dict[str, Any] = {"id": request.id, "ok": False, "mode": request.mode}
     with Folder(folder / f"probe-{uuid4().hex[:12]}") as place:
-        result = place.path / "result"
-        result.touch(0o600)
+        path = place.path / "result"
+        path.touch(0o600)
         options = {"modules": request.modules, "mode": request.mode}
         try:
             sandbox = runtime.start_probe(options, place)
         except StartFailed as error:
             return answer | _nothing() | {"failure": {"kind": "no-result", "detail": str(error)}}
         try:
-            failure = wait(sandbox, timeout=timeout, memory=memory)
+            failure = wait(sandbox, path, timeout=timeout, memory=memory)
         finally:
             sandbox.end()
-        partial, final = read_result(result)
-    if final is None:
-        modules = [describe(name, figure, request.mode, {}) for name, figure in partial.items()]
+        result = read_result(path)
+    modules = [describe(name, figure, request.mode, result.known[name]) for name, figure in result.figures.items()]
+    if result.whole is None:
         return answer | _nothing() | {"modules": modules, "failure": failure}
-    known = {entry["name"]: entry for entry in final.pop("modules")}
-    modules = [describe(name, figure, request.mode, known.get(name, {})) for name, figure in partial.items()]
-    return answer | final | {"ok": final["failure"] is None, "modules": modules}
+    whole: dict[str, Any] = msgspec.to_builtins(result.whole)
+    return answer | whole | {"ok": result.whole.failure is None, "modules": modules}
 
 
 def _nothing() -> dict[str, Any]:
@@ -52,19 +80,28 @@ def _nothing() -> dict[str, Any]:
     return {**dict.fromkeys(unknown), "modules": []}
 
 
-def wait(sandbox: Sandbox, *, timeout: float, memory: int) -> dict[str, str]:
+def wait(sandbox: Sandbox, result: Path, *, timeout: float, memory: int) -> dict[str, str]:
     """Waits for the process to end within its limits; how it ended, should there be no result."""
     poll = select.poll()
     poll.register(sandbox.exit_descriptor, select.POLLIN)
-    deadline = time.monotonic() + timeout
-    while not poll.poll(20):
-        used = sandbox.memory()
-        if used > memory:
-            used = sandbox.memory(exact=True)
-        if used > memory:
-            return {"kind": "memory", "detail": f"it used {used} bytes, the limit is {memory}"}
-        if time.monotonic() > deadline:
-            return {"kind": "timeout", "detail": f"it took longer than {timeout:g} s"}
+    began = time.monotonic()
+    deadline, started = began + START_S, False
+    descriptor = os.open(result, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        while not poll.poll(20):
+            now = time.monotonic()
+            if not started and os.pread(descriptor, 1, 0).strip(b"\0"):
+                started, deadline = True, now + timeout
+            used = sandbox.memory()
+            if used > memory:
+                used = sandbox.memory(exact=True)
+            if used > memory:
+                return {"kind": "memory", "detail": f"it used {used} bytes, the limit is {memory}"}
+            if now > deadline:
+                took = f"longer than {timeout:g} s" if started else f"{now - began:.0f} s to start"
+                return {"kind": "timeout", "detail": f"it took {took}"}
+    finally:
+        os.close(descriptor)
     ending = sandbox.ending()
     if ending.startswith(("SIG", "signal")):
         return {"kind": "signal", "detail": ending}
@@ -74,36 +111,52 @@ def wait(sandbox: Sandbox, *, timeout: float, memory: int) -> dict[str, str]:
     }
 
 
-def read_result(path: Path) -> tuple[dict[str, int], dict[str, Any] | None]:
-    """What the probe wrote: the figure of each module that was loaded, and its last line if it got that far."""
+class ReadResult(msgspec.Struct):
+    """What the probe wrote: of each module that was loaded its figure (ns or kB), and the end if it got that far."""
+
     figures: dict[str, int] = {}
-    final: dict[str, Any] | None = None
-    for line in path.read_bytes().split(b"\n"):
-        name, _, rest = line.partition(b"\t")
-        if name == b"=":
-            try:
-                final = msgspec.json.decode(rest, type=dict[str, Any])
-            except msgspec.MsgspecError:
-                final = None  # cut short
-        elif rest:
-            try:
-                own = int(rest)
-            except ValueError:
-                continue
-            text = name.decode("utf-8", "replace")
-            figures[text] = figures.get(text, 0) + own
-    return figures, final
+    known: dict[str, Known] = {}
+    whole: Whole | None = None
 
 
-def describe(name: str, figure: int, mode: Mode, known: dict[str, Any]) -> dict[str, Any]:
+def read_result(path: Path) -> ReadResult:
+    """The result at `path`, as far as it makes sense: whatever was measured had a hand on it."""
+    data = bytearray()
+    with path.open("rb") as file:
+        while (chunk := file.read(65536)) and not data.endswith(b"\0"):
+            data += chunk
+    result = ReadResult()
+    lines = bytes(data).partition(b"\0")[0].split(b"\n")
+    for line in lines[:-1]:  # the last one has no end
+        first, _, rest = line.partition(b"\t")
+        name, _, known = rest.partition(b"\t")
+        try:
+            if first == b"=":
+                result.whole = msgspec.json.decode(rest, type=Whole)
+            elif name and len(first) < 20:
+                text = name.decode()
+                result.figures[text] = result.figures.get(text, 0) + int(first)
+                result.known[text] = msgspec.json.decode(known, type=Known) if known else Known()
+        except ValueError:  # of every kind: no number, no text, no JSON, not what is expected
+            continue
+    if result.whole is not None:
+        for text, described in result.whole.modules.items():
+            if text in result.known:
+                result.known[text] = described
+        result.whole.modules = {}
+    return result
+
+
+def describe(name: str, figure: int, mode: Mode, known: Known) -> dict[str, Any]:
     """A module of an answer. A figure below zero (memory may fall) becomes 0, with the raw one beside it."""
+    stdlib = name.partition(".")[0] in sys.stdlib_module_names if known.stdlib is None else known.stdlib
     entry: dict[str, Any] = {
         "name": printable(name),
         "seconds": max(figure, 0) / 1e9 if mode == "time" else None,
         "kb": max(figure, 0) if mode == "memory" else None,
-        "asks": [printable(asked) for asked in known.get("asks", ())] if mode == "edges" else None,
-        "stdlib": known.get("stdlib", name.partition(".")[0] in sys.stdlib_module_names),
-        "file": known.get("file"),
+        "asks": [printable(asked) for asked in known.asks] if mode == "edges" else None,
+        "stdlib": stdlib,
+        "file": known.file,
     }
     if figure < 0 and mode == "time":
         entry["raw_seconds"] = figure / 1e9

@@ -12,8 +12,12 @@ loads within it, and its own cost. Modes:
 Collections are off in every mode, as they are when an executor imports. A processor that others use as well is slower
 in ways that no clock takes out (its caches): in `time` and `plain`, a fixed piece of work tells the pace.
 
-Results go to a file of their own, through a descriptor out of the way of whatever a module does to its streams: a line
-for each module as soon as it is loaded (so that a crash keeps what was measured before it), and one line at the end.
+Results go to a file of their own, which is mapped into memory: no descriptor is needed that a module could close, and
+no limit that it sets on files counts. Lines of the file, up to the first zero byte (`worker/measure.py` reads them):
+
+    start                                       imports begin
+    <ns or kB> TAB <module> [TAB <what else>]   as soon as it is loaded, so that a crash keeps what was measured before
+    = TAB <the whole>                           the end; JSON as `<what else>` is
 """
 
 import builtins
@@ -22,27 +26,37 @@ import fcntl
 import gc
 import importlib
 import json
+import mmap
 import os
 import resource
-import socket
-import struct
+import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NoReturn
 
-CLONE_NEWNET = 0x40000000
-SIOCSIFFLAGS, IFF_UP, IFF_RUNNING = 0x8914, 0x1, 0x40
+ROOM = 64 * 1024 * 1024  # of the result file; only what is written takes any
 
 # Bound before anything measured is imported: modules replace what others look up.
 clock = time.perf_counter_ns
 cpu_clock = time.process_time_ns
-write = os.write
-pread = os.pread
+open_file, close_file, pread = os.open, os.close, os.pread
+duplicate = fcntl.fcntl
 getpid = os.getpid
+end_process = os._exit
+block_signals, set_timer = signal.pthread_sigmask, signal.setitimer
+get_limit, set_limit = resource.getrlimit, resource.setrlimit
+set_trace, set_profile, set_depth = sys.settrace, sys.setprofile, sys.setrecursionlimit
+import_module = importlib.import_module
+encode = json.JSONEncoder(ensure_ascii=False).encode
 thread_id = __import__("_thread").get_ident
+SIGNALS = signal.valid_signals()
+STDLIB = sys.stdlib_module_names
+DEPTH = sys.getrecursionlimit()
+LIMITS = {number: get_limit(number) for number in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS, resource.RLIMIT_DATA)}
 PAGE_KB = os.sysconf("SC_PAGE_SIZE") // 1024
+MAX_TEXT = 64 * 1024  # characters of what an import raised
 
 #: Modules of the baseline whose code is read and executed once more, into nothing, to tell the pace: plain definitions.
 PACE_MODULES = ("argparse", "ast", "difflib", "inspect", "pydoc", "tarfile", "textwrap", "zipfile")
@@ -51,55 +65,110 @@ PACE_MODULES = ("argparse", "ast", "difflib", "inspect", "pydoc", "tarfile", "te
 def run(options: Mapping[str, Any], executor: Any) -> NoReturn:
     """Measures `options["modules"]` in `options["mode"]`, writes the result to `<folder>/result`, ends the process."""
     pid = getpid()
-    executor.end_with(options["parent"])
-    network = leave_network()
-    result = open_high(f"{options['folder']}/result", os.O_WRONLY | os.O_APPEND)
-    statm = open_high("/proc/self/statm", os.O_RDONLY)
+    write = map_result(f"{options['folder']}/result")
+    memory = AnonymousMemory()
     waited = make_waited()
     mode = options["mode"]
     gc.disable()
     # Before a plain import as well, it would leave room in the heap that the import then need not ask for.
     paces = [measure_pace(waited)] if mode == "time" else []
-    statm_kb = anonymous_kb(statm)
-    hook = Hook(result, statm, waited, mode)
+    memory_kb = memory.kb()
+    hook = Hook(write, memory, waited, mode, executor.loaded_from)
     if mode != "plain":
         hook.install()
-    failure: dict[str, str] | None = None
+    write(b"start\n")
     wall, cpu, ready = clock(), cpu_clock(), waited()
-    for name in options["modules"]:
-        try:
-            executor.load(name)
-        except SystemExit as error:
-            failure = {"kind": "exit", "detail": f"SystemExit({error.code!r})"}
-        except BaseException as error:  # noqa: BLE001 - whatever a module does is its result
-            failure = {"kind": "raised", "detail": executor.describe_failure(error)}
-        if failure:
-            failure["detail"] = f"import {name}: {failure['detail']}"
-            break
+    importing = Importing(options["modules"])
+    error = importing.attempt()
+    calm()
     wall, cpu, ready = clock() - wall, cpu_clock() - cpu, waited() - ready
-    grown_kb = anonymous_kb(statm) - statm_kb
+    grown_kb = memory.kb() - memory_kb
     hook.active = False
     if getpid() != pid:
-        os._exit(0)  # a module forked, and the copy came back too: only the original answers
-    if mode in ("time", "plain"):
-        paces.append(measure_pace(waited))
-    final = {
+        end_process(0)  # a module forked, and the copy came back too: only the original answers
+    whole = {
         "wall_s": wall / 1e9,
         "cpu_s": cpu / 1e9,
         "waited_s": ready / 1e9,
-        "pace_s": [pace / 1e9 for pace in paces if pace is not None],
         "rss_mb": max(grown_kb, 0) * 1024 / 1e6,
-        "threads": len(executor.threads()),
-        "network": network,
-        "modules": hook.describe(executor.loaded_from),
-        "failure": failure,
+        "network": options.get("network", "none"),
+        "failure": None if error is None else describe_error(importing.module, error, executor.describe_failure),
     }
     if grown_kb < 0:
-        final["raw_rss_mb"] = grown_kb * 1024 / 1e6
-    data = b"\n=\t" + json.dumps(final).encode() + b"\n"
-    while data:
-        data = data[write(result, data) :]
-    os._exit(0)
+        whole["raw_rss_mb"] = grown_kb * 1024 / 1e6
+    try:
+        if mode in ("time", "plain"):
+            paces.append(measure_pace(waited))
+        whole["pace_s"] = [pace / 1e9 for pace in paces if pace is not None]
+        whole["threads"] = len(executor.threads())
+        whole["modules"] = hook.describe()
+    except BaseException as problem:  # noqa: BLE001 - a module may have changed whatever this needs
+        name = type.__dict__["__name__"].__get__(type(problem))
+        whole["failure"] = whole["failure"] or {
+            "kind": "no-result",
+            "detail": f"its process cannot be described: {name}",
+        }
+    try:
+        write(b"=\t%s\n" % as_bytes(whole))
+    finally:
+        end_process(0)
+
+
+class Importing:
+    """The imports, up to the first that fails."""
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        self.modules = modules
+        self.module = ""
+
+    def attempt(self) -> BaseException | None:
+        """What the last import raised. Whatever a module does is a result: a signal handler may raise at any time."""
+        try:
+            try:
+                for module in self.modules:
+                    self.module = module
+                    load(module)
+            except BaseException as error:  # noqa: BLE001
+                return error
+        except BaseException as error:  # noqa: BLE001
+            return error
+        return None
+
+
+def load(name: str) -> None:
+    """Imports `name` as the executor does, whatever was put in the place of importlib's functions meanwhile."""
+    module = import_module(name)
+    if type(module).__name__ == "_LazyModule":
+        _ = module.__doc__
+
+
+def calm() -> None:
+    """Takes away what could disturb the rest: signals, timers, tracing, low limits."""
+    steps: list[Callable[[], object]] = [
+        lambda: block_signals(signal.SIG_BLOCK, SIGNALS),
+        lambda: set_timer(signal.ITIMER_REAL, 0),
+        lambda: set_trace(None),
+        lambda: set_profile(None),
+        lambda: set_depth(DEPTH),
+        *(lambda number=number: set_limit(number, LIMITS[number]) for number in LIMITS),
+    ]
+    for step in steps:
+        for _ in range(3):  # the handler of a signal that came before they were blocked may still raise
+            try:
+                step()
+            except BaseException:  # noqa: BLE001, S112
+                continue
+            break
+
+
+def describe_error(module: str, error: BaseException, describe: Callable[[BaseException], str]) -> dict[str, str]:
+    """What an import raised, whatever the exception's own methods do."""
+    kind = "exit" if isinstance(error, SystemExit) else "raised"
+    try:
+        detail = f"SystemExit({error.code!r})" if isinstance(error, SystemExit) else describe(error)
+    except BaseException:  # noqa: BLE001
+        detail = type.__dict__["__name__"].__get__(type(error))
+    return {"kind": kind, "detail": f"import {module}: {detail}"[:MAX_TEXT]}
 
 
 class Frame:
@@ -118,18 +187,28 @@ class Hook:
     Frames are per thread; the outermost one of a thread is nobody's.
     """
 
-    def __init__(self, result: int, statm: int, waited: Callable[[], int], mode: str) -> None:
-        self.result = result
+    def __init__(
+        self,
+        write: Callable[[bytes], object],
+        memory: "AnonymousMemory",
+        waited: Callable[[], int],
+        mode: str,
+        loaded_from: Callable[[ModuleType], str | None],
+    ) -> None:
+        self.write = write
+        self.pid = getpid()
         self.mode = mode
+        self.loaded_from = loaded_from
+        self.modules = sys.modules
         self.active = True
         self.stacks: dict[int, list[Frame]] = {}
         self.asks: dict[str, dict[str, None]] = {}  # dicts as ordered sets
         self.baseline = set(sys.modules)
-        self.figures: dict[str, int] = {}
+        self.figures: dict[str, None] = {}  # in the order in which loading ended
         # In nanoseconds or kB; edges need neither.
         self.gauge: Callable[[], int] = lambda: clock() - waited()
         if mode == "memory":
-            self.gauge = lambda: anonymous_kb(statm)
+            self.gauge = memory.kb
 
     def stack(self) -> list["Frame"]:
         stack = self.stacks.get(thread_id())
@@ -156,26 +235,35 @@ class Hook:
         """Calls `function` as the loading of `name`. One that fails is no module: what is its own stays with its importer."""
         entered = self.gauge()
         stack = self.stack()
+        depth = len(stack)
         frame = Frame(name)
-        stack.append(frame)
-        started = self.gauge()
+        own: int | None = None
         try:
+            stack.append(frame)
+            started = self.gauge()
             value = function(*args)
-        except BaseException:
-            stack.pop()
-            stack[-1].within += frame.within
-            for asked in self.asks.pop(name, ()):
-                self.ask(asked)
-            raise
-        own = self.gauge() - started - frame.within
-        stack.pop()
-        self.record(name, own)
-        stack[-1].within += self.gauge() - entered
-        return value
+            own = self.gauge() - started - frame.within
+            return value
+        finally:
+            # Where greenlets take turns, or a signal's handler raised, others may be on top.
+            del stack[depth:]
+            if own is None:
+                stack[-1].within += frame.within
+                for asked in self.asks.pop(name, ()):
+                    self.ask(asked)
+            else:
+                self.record(name, own)
+                stack[-1].within += self.gauge() - entered
 
     def record(self, name: str, own: int) -> None:
-        self.figures[name] = self.figures.get(name, 0) + own
-        write(self.result, b"\n%s\t%d" % (name.encode("utf-8", "replace"), own))
+        if getpid() != self.pid:
+            return  # a copy that a module forked measures nothing
+        if self.mode == "edges":
+            self.ask(name)
+            self.write(b"%d\t%s\t%s\n" % (own, as_name(name).encode(), as_bytes(self.describe_module(name))))
+        else:
+            self.write(b"%d\t%s\n" % (own, as_name(name).encode()))
+        self.figures[name] = None
 
     def hook_lazy(self) -> None:
         """Modules behind importlib.util.LazyLoader are loaded at first use, past the import system."""
@@ -254,21 +342,17 @@ class Hook:
 
     # -- the end --
 
-    def describe(self, loaded_from: Callable[[ModuleType], str | None]) -> list[dict[str, Any]]:
-        """What is known of each module that was loaded. Lazy modules stay asleep."""
-        described = []
-        for name in self.figures:
-            module = sys.modules.get(name)
-            try:
-                file = loaded_from(module) if module is not None else None
-            except AttributeError:  # something that is no module took its place
-                file = None
-            entry: dict[str, Any] = {"name": name, "file": file}
-            entry["stdlib"] = name.partition(".")[0] in sys.stdlib_module_names
-            if self.mode == "edges":
-                entry["asks"] = list(self.asks.get(name, ()))
-            described.append(entry)
-        return described
+    def describe(self) -> dict[str, dict[str, Any]]:
+        """What is known of each module that was loaded, by name. Lazy modules stay asleep."""
+        return {as_name(name): self.describe_module(name) for name in tuple(self.figures)}
+
+    def describe_module(self, name: str) -> dict[str, Any]:
+        try:
+            file = self.loaded_from(self.modules[name])
+        except BaseException:  # noqa: BLE001 - it may be gone, and anything may have taken its place
+            file = None
+        asks = [as_name(asked) for asked in self.asks.get(name, ())]
+        return {"file": file, "stdlib": name.partition(".")[0] in STDLIB, "asks": asks}
 
 
 def resolve(name: str, scope: Mapping[str, Any], level: int) -> str:
@@ -284,10 +368,26 @@ def resolve(name: str, scope: Mapping[str, Any], level: int) -> str:
     return f"{package}.{name}" if name and package else package
 
 
-def anonymous_kb(statm: int) -> int:
-    """Anonymous resident memory, in 2 µs: resident minus shared pages equals RssAnon."""
-    fields = pread(statm, 128, 0).split()
-    return (int(fields[1]) - int(fields[2])) * PAGE_KB
+class AnonymousMemory:
+    """Anonymous resident memory of this process, in 2 µs: resident minus shared pages equals RssAnon."""
+
+    def __init__(self) -> None:
+        self.statm = open_high("/proc/self/statm")
+        self.last = 0
+
+    def kb(self) -> int:
+        """Opens the file again where a module has closed it; the last figure where that cannot be done."""
+        try:
+            self.last = self.read()
+        except (OSError, ValueError, IndexError):
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                self.statm = open_high("/proc/self/statm")
+                self.last = self.read()
+        return self.last
+
+    def read(self) -> int:
+        fields = pread(self.statm, 128, 0).split()
+        return (int(fields[1]) - int(fields[2])) * PAGE_KB
 
 
 def make_waited() -> Callable[[], int]:
@@ -299,12 +399,14 @@ def make_waited() -> Callable[[], int]:
 
     def waited() -> int:
         nonlocal last
-        with contextlib.suppress(OSError, ValueError, IndexError):
+        try:  # noqa: SIM105 - contextlib takes longer, twice for each figure
             last = int(pread(schedstat, 128, 0).split()[1])
+        except (OSError, ValueError, IndexError):
+            pass
         return last
 
     try:
-        schedstat = open_high("/proc/thread-self/schedstat", os.O_RDONLY)
+        schedstat = open_high("/proc/thread-self/schedstat")
     except OSError:
         return lambda: 0
     return waited
@@ -322,24 +424,36 @@ def measure_pace(waited: Callable[[], int]) -> int | None:
     return clock() - waited() - started
 
 
-def open_high(path: str, flags: int) -> int:
-    """Opens a file on a descriptor that nothing comes upon by counting from 0."""
-    low = os.open(path, flags | os.O_CLOEXEC)
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    high = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, max(3, min(limit, 65536) - 64))
-    os.close(low)
-    return high
-
-
-def leave_network() -> str:
-    """`none`: this process now has a loopback device and nothing else. `host`: it may not give its network up."""
+def open_high(path: str) -> int:
+    """Opens a file for reading, on a descriptor that nothing comes upon by counting from 0."""
+    low = open_file(path, os.O_RDONLY | os.O_CLOEXEC)
+    limit, _ = get_limit(resource.RLIMIT_NOFILE)
     try:
-        import ctypes
+        return duplicate(low, fcntl.F_DUPFD_CLOEXEC, max(3, min(limit, 65536) - 64))
+    finally:
+        close_file(low)
 
-        if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET):
-            return "host"
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as device:
-            fcntl.ioctl(device, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", IFF_UP | IFF_RUNNING))
-    except (ImportError, OSError, AttributeError):
-        return "host"
-    return "none"
+
+def map_result(path: str) -> Callable[[bytes], None]:
+    """A function that adds to the result file. Each piece is there at once, however the process ends afterwards."""
+    descriptor = open_file(path, os.O_RDWR | os.O_CLOEXEC)
+    os.ftruncate(descriptor, ROOM)
+    # Its own position makes each addition one step of the interpreter's: threads and signal handlers cannot mix theirs.
+    add = mmap.mmap(descriptor, ROOM).write
+    close_file(descriptor)
+
+    def write(data: bytes) -> None:
+        with contextlib.suppress(ValueError):  # full: the host sees that the end is missing
+            add(data)
+
+    return write
+
+
+def as_bytes(value: object) -> bytes:
+    """JSON on one line; a lone surrogate, which may be in any text, is a question mark."""
+    return encode(value).encode("utf-8", "replace")
+
+
+def as_name(name: str) -> str:
+    """A module's name, on one line: what cannot be printed is escaped."""
+    return name if name.isprintable() else ascii(name)[1:-1]
