@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 
 from pipeline.corpus import ImportSet
 from pipeline.measurement import MeasuredItem
+from pipeline.pace import find_reference, settle
 from pipeline.processes import Mode, ProbeAnswer, ProbeFailure, ProbeStream, Sandbox, describe
 from pipeline.progress import Progress, say, stage
 from pipeline.rootfs import RootFilesystem, list_rootfs
@@ -61,6 +62,12 @@ class Run(msgspec.Struct, frozen=True):
     nodes: list[Node]
     whole: bool = True  # False: the process ended without a word; what its modules asked for is not known
     failure: ProbeFailure | None = None
+    waited_s: float = 0.0  # of wall_s: it was ready to run, and others had the processor
+    pace_s: list[float] = []  # seconds of a fixed piece of work, before and after
+
+    @property
+    def pace(self) -> float | None:
+        return statistics.fmean(self.pace_s) if self.pace_s else None
 
 
 class JournalHead(msgspec.Struct, frozen=True):
@@ -87,6 +94,7 @@ class Figure(msgspec.Struct, frozen=True):
     raw_size_mb: float  # as measured: below 0 where memory fell
     size_mb_spread: float
     size_mb_count: int
+    seconds_interval: float | None = None  # half of the 95 % interval of the median; None: one process tells nothing
 
 
 class MeasurementInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +109,10 @@ class MeasurementInfo(msgspec.Struct, frozen=True, kw_only=True):
     absent: dict[str, int] = {}  # asked for, and not in the root filesystem → how often
     unmeasured: int = 0  # modules seen, and not measured in the time that was given
     warnings: list[str] = []
+    most_repeats: int = 1
+    processes: int = 0  # that measured time
+    pace_s: float | None = None  # seconds of the probe's fixed piece of work at the pace to which times are brought
+    pace_median: float | None = None  # how many times as slow the machine was, in the middle, while it measured
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,18 +262,22 @@ def _keep(answer: ProbeAnswer, roots: tuple[str, ...]) -> Run:
         else:
             value = module.seconds if answer.mode == "time" else module.kb if module.raw_kb is None else module.raw_kb
             nodes.append(Node(module.name, module.stdlib, value or 0.0))
-    whole = answer.wall_s is not None
-    return Run(answer.mode, roots, answer.wall_s or 0.0, answer.cpu_s or 0.0, nodes, whole, answer.failure)
+    return Run(
+        answer.mode,
+        roots,
+        answer.wall_s or 0.0,
+        answer.cpu_s or 0.0,
+        nodes,
+        whole=answer.wall_s is not None,
+        failure=answer.failure,
+        waited_s=answer.waited_s or 0.0,
+        pace_s=answer.pace_s or [],
+    )
 
 
 def measure(stream: ProbeStream, roots: tuple[str, ...], mode: Mode) -> Run:
-    """One process. One that waited much longer than it worked, as when the machine is busy, is repeated once."""
-    run = _keep(stream.ask(roots, mode), roots)
-    if run.failure is None and mode == "time" and run.wall_s > 1.5 * run.cpu_s + 0.05:
-        again = _keep(stream.ask(roots, mode), roots)
-        if again.failure is None and again.wall_s < run.wall_s:
-            return again
-    return run
+    """One process."""
+    return _keep(stream.ask(roots, mode), roots)
 
 
 @dataclass(frozen=True)
@@ -413,6 +429,44 @@ def choose_runs(
     return [(mode, roots) for _, _, roots, _, mode in sorted(chosen)]
 
 
+@dataclass(frozen=True)
+class Precision:
+    """When a module's time is known well enough: the half of its interval is within `share`, or within `seconds`."""
+
+    share: float = 0.05
+    seconds: float = 0.0005
+    most: int = 9  # processes of one bundle, however noisy
+
+    def holds(self, seconds: float, interval: float) -> bool:
+        return interval <= max(self.share * seconds, self.seconds)
+
+
+def find_loose(
+    bundles: Mapping[tuple[str, ...], frozenset[str]],
+    weights: Mapping[str, int],
+    runs: Iterable[Run],
+    precision: Precision,
+) -> list[tuple[Mode, tuple[str, ...]]]:
+    """The processes that make the intervals tighter which are not tight yet, for each module the cheapest one."""
+    timed = [run for run in runs if run.mode == "time"]
+    settled = settle([{node.name: node.value for node in run.nodes} for run in timed], [run.pace for run in timed])
+    times = Counter(run.roots for run in timed)
+    costs = {
+        roots: sum(settled.figures[module].middle for module in modules if module in settled.figures)
+        for roots, modules in bundles.items()
+        if times[roots] < precision.most
+    }
+    figures = settled.figures.items()
+    loose = {module for module, figure in figures if not precision.holds(figure.middle, figure.interval)}
+    chosen: dict[tuple[str, ...], int] = {}
+    for roots in sorted(costs, key=lambda roots: (costs[roots], roots)):
+        found = loose & bundles[roots]
+        if found:
+            loose -= found
+            chosen[roots] = max(weights.get(module, 0) for module in bundles[roots])
+    return [("time", roots) for roots in sorted(chosen, key=lambda roots: (-chosen[roots], roots))]
+
+
 def _work(
     steps: Iterator[Step],
     total: int,
@@ -561,14 +615,16 @@ def add_unseen(dependencies: dict[str, set[str]], seen: Iterable[tuple[Sequence[
                     dependencies[root].add(module)
 
 
-def _spread(values: Sequence[float], middle: float) -> float:
-    return statistics.median(abs(value - middle) for value in values)
+@dataclass(frozen=True, eq=False)
+class Built:
+    items: list[MeasuredItem]  # by key
+    figures: dict[str, Figure]
+    unmeasured: int  # modules that were seen and not measured
+    paces: list[float]  # of the processes that measured time
 
 
-def build_items(
-    runs: Sequence[Run], distribution_of: Callable[[str, str | None], str | None]
-) -> tuple[list[MeasuredItem], dict[str, Figure], int]:
-    """Items, by key, how well each is known, and how many modules were seen and not measured."""
+def build_items(runs: Sequence[Run], distribution_of: Callable[[str, str | None], str | None]) -> Built:
+    """What the processes say of each item."""
     graph = build_graph(runs)
     measured = {mode: {node.name for run in runs if run.mode == mode for node in run.nodes} for mode in _MEASURED}
     everywhere = measured["time"] & measured["memory"]
@@ -584,37 +640,44 @@ def build_items(
             items[name] = distribution
         else:
             unmeasured += 1
-    values: dict[Mode, dict[str, list[float]]] = {mode: defaultdict(list) for mode in _MEASURED}
+    charged: dict[Mode, list[dict[str, float]]] = {mode: [] for mode in _MEASURED}
+    told: list[float | None] = []
     for run in runs:
-        if run.mode in values:
+        if run.mode in charged:
             once = {node.name: node.value for node in run.nodes}
-            for item, value in charge(run.roots, once, graph.asks, items).items():
-                values[run.mode][item].append(value)
+            charged[run.mode].append(charge(run.roots, once, graph.asks, items))
+            if run.mode == "time":
+                told.append(run.pace)
+    settled = settle(charged["time"], told)
+    memory: dict[str, list[float]] = defaultdict(list)
+    for process in charged["memory"]:
+        for item, kib in process.items():
+            memory[item].append(kib)
     dependencies = contract(graph.asks, items)
     add_unseen(dependencies, graph.seen)
 
     built, figures = [], {}
     for key, distribution in items.items():
-        seconds, kib = values["time"][key], values["memory"][key]
-        middle_s, middle_kib = statistics.median(seconds), statistics.median(kib)
+        seconds, kib = settled.figures[key], statistics.median(memory[key])
         built.append(
             MeasuredItem(
                 key=key,
-                seconds=round(max(middle_s, 0.0), 9) + 0.0,
-                size_mb=round(max(middle_kib, 0.0) * _KIB_MB, 6) + 0.0,
+                seconds=round(max(seconds.middle, 0.0), 9) + 0.0,
+                size_mb=round(max(kib, 0.0) * _KIB_MB, 6) + 0.0,
                 resource_type="package",
                 distribution=distribution,
                 dependencies=frozenset(dependencies[key] - {key}),
             )
         )
         figures[key] = Figure(
-            seconds_spread=round(_spread(seconds, middle_s), 9),
-            seconds_count=len(seconds),
-            raw_size_mb=round(middle_kib * _KIB_MB, 6),
-            size_mb_spread=round(_spread(kib, middle_kib) * _KIB_MB, 6),
-            size_mb_count=len(kib),
+            seconds_spread=round(seconds.spread, 9),
+            seconds_interval=round(seconds.interval, 9) if seconds.count > 1 else None,
+            seconds_count=seconds.count,
+            raw_size_mb=round(kib * _KIB_MB, 6),
+            size_mb_spread=round(statistics.median(abs(one - kib) for one in memory[key]) * _KIB_MB, 6),
+            size_mb_count=len(memory[key]),
         )
-    return built, figures, unmeasured
+    return Built(built, figures, unmeasured, settled.paces)
 
 
 def list_failures(
@@ -644,9 +707,14 @@ def analyze(
     *,
     flavor: Flavor,
     repeats: int = 3,
+    most_repeats: int | None = None,
     minutes: float | None = None,
 ) -> Measurements:
-    """Measures what is not in the journal yet, and writes `measurements.parquet` into the folder `out`."""
+    """Measures what is not in the journal yet, and writes `measurements.parquet` into the folder `out`.
+
+    Each module is timed in at least `repeats` processes, and in more, up to `most_repeats` (three times `repeats`),
+    until the interval of its median is tight. One process tells no interval: with one repeat, none is tightened.
+    """
     budget = Budget(None if minutes is None else time.monotonic() + 60 * minutes)
     with stage("Listing the root filesystem, and compiling its byte code"):
         rootfs = list_rootfs(sandbox.rootfs)
@@ -657,30 +725,50 @@ def analyze(
         roots, absent = find_roots(corpus, rootfs, sandbox.python)
     head = JournalHead(description.host, description.memory_source)
     with Journal(out / "measurements.journal.jsonl", head) as journal:
-        left = _measure_all(sandbox, rootfs, roots, journal, repeats=repeats, budget=budget)
+        most = max(repeats, 3 * repeats if most_repeats is None else most_repeats) if repeats > 1 else 1
+        left, loose = _measure_all(sandbox, rootfs, roots, journal, repeats=(repeats, most), budget=budget)
     warnings = list(rootfs.warnings)
     if left:
         warnings.append(f"the time was up with {left} measurements left: run analyze again to go on")
-    items, figures, unmeasured = build_items(journal.runs, rootfs.distribution_of)
+    elif loose:
+        warnings.append(
+            f"the time was up with {loose} measurements left that make intervals tighter: run analyze again"
+        )
+    built = build_items(journal.runs, rootfs.distribution_of)
+    reference = find_reference([run.pace for run in journal.runs if run.mode == "time"])
     info = MeasurementInfo(
         flavor=flavor,
         host=description.host,
         memory_source=description.memory_source,
         rootfs=str(sandbox.rootfs.absolute()),
         repeats=repeats,
+        most_repeats=most,
+        processes=len(built.paces),
+        pace_s=reference,
+        pace_median=round(statistics.median(built.paces), 3) if built.paces and reference else None,
         roots=len(roots),
         failures=list_failures(journal.runs, roots, rootfs.distribution_of),
         absent=absent,
-        unmeasured=unmeasured,
+        unmeasured=built.unmeasured,
         warnings=warnings,
     )
-    return write_measurements(out / "measurements.parquet", Measurements(info, items, figures))
+    return write_measurements(out / "measurements.parquet", Measurements(info, built.items, built.figures))
 
 
 def _measure_all(
-    sandbox: Sandbox, rootfs: RootFilesystem, roots: Sequence[Root], journal: Journal, *, repeats: int, budget: Budget
-) -> int:
-    """Runs the processes that the journal lacks. Returns how many were left when the time was up."""
+    sandbox: Sandbox,
+    rootfs: RootFilesystem,
+    roots: Sequence[Root],
+    journal: Journal,
+    *,
+    repeats: tuple[int, int],
+    budget: Budget,
+) -> tuple[int, int]:
+    """Runs the processes that the journal lacks. Returns how many were left when the time was up.
+
+    First those without which a module is measured too rarely, then those that would make intervals tighter.
+    """
+    least, most = repeats
     with ExitStack() as stack:
         count = max(1, len(os.sched_getaffinity(0)) - 1)
         streams = [stack.enter_context(ProbeStream(sandbox)) for _ in range(count)]
@@ -696,30 +784,40 @@ def _measure_all(
         weights = {name: root.weight for root in roots for name in root.names}
         bundles = bundle(whole, edges.distribution_of)
         # Memory hardly differs from one process to the next (4 kB a module), time does.
-        chosen = choose_runs(bundles, weights, journal.runs, {"time": repeats, "memory": max(1, repeats // 2)})
+        wanted: dict[Mode, int] = {"time": least, "memory": max(1, least // 2)}
+        chosen = choose_runs(bundles, weights, journal.runs, wanted)
         if chosen and budget.is_left():
             # Byte code that is not there by now would be written, or be compiled, while the clock runs.
             files = {node.file or "" for run in whole for node in run.nodes}
             compile_ahead(sandbox.python, {file for file in files if file.endswith(".py")})
-
-            def steps() -> Iterator[Step]:
-                for mode, together in chosen:
-
-                    def step(stream: ProbeStream, mode: Mode = mode, together: tuple[str, ...] = together) -> str:
-                        run = measure(stream, together, mode)
-                        journal.add(run)
-                        if run.failure and len(together) > 1:
-                            for root in together:
-                                journal.add(measure(stream, (root,), mode))
-                        return f"{mode} of {', '.join(together)}"
-
-                    yield step
-
             with stage(f"Measuring time and memory in {len(chosen)} processes"):
-                left += _work(steps(), len(chosen), "measuring", streams, budget)
+                left += _work(_steps(chosen, journal), len(chosen), "measuring", streams, budget)
         elif chosen:
             left += len(chosen)
-    return left
+        loose = 0
+        while not left and not loose and most > least:
+            chosen = find_loose(bundles, weights, journal.runs, Precision(most=most))
+            if not chosen:
+                break
+            loose = len(chosen)
+            if budget.is_left():
+                with stage(f"Making intervals tighter in {len(chosen)} processes"):
+                    loose = _work(_steps(chosen, journal), len(chosen), "measuring", streams, budget)
+    return left, loose
+
+
+def _steps(chosen: Iterable[tuple[Mode, tuple[str, ...]]], journal: Journal) -> Iterator[Step]:
+    for mode, together in chosen:
+
+        def step(stream: ProbeStream, mode: Mode = mode, together: tuple[str, ...] = together) -> str:
+            run = measure(stream, together, mode)
+            journal.add(run)
+            if run.failure and len(together) > 1:
+                for root in together:
+                    journal.add(measure(stream, (root,), mode))
+            return f"{mode} of {', '.join(together)}"
+
+        yield step
 
 
 _COLUMNS = pa.schema(
@@ -730,10 +828,7 @@ _COLUMNS = pa.schema(
         ("resource_type", pa.string()),
         ("distribution", pa.string()),
         ("dependencies", pa.list_(pa.string())),
-        *(
-            (field.name, pa.float64() if field.type is float else pa.int64())
-            for field in msgspec.structs.fields(Figure)
-        ),
+        *((field.name, pa.int64() if field.type is int else pa.float64()) for field in msgspec.structs.fields(Figure)),
     ]
 )
 

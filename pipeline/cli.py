@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from pipeline import capture as capturing
-from pipeline.analyze import Measurements, read_measurements
+from pipeline.analyze import Measurements, Precision, read_measurements
 from pipeline.analyze import analyze as run_analysis
 from pipeline.capture import PlanOptions, plan_checkpoints
 from pipeline.corpus import Corpus, ImportSet, collect_corpus, read_corpus, write_corpus
@@ -60,7 +60,21 @@ MemoryOption = Annotated[
     str, typer.Option("--memory", envvar="PIPELINE_MEMORY", help="What one import may use, such as 4Gi.")
 ]
 RepeatsOption = Annotated[
-    int, typer.Option("--repeats", envvar="PIPELINE_REPEATS", min=1, max=1000, help="How often each module is timed.")
+    int,
+    typer.Option(
+        "--repeats", envvar="PIPELINE_REPEATS", min=1, max=1000, help="How often each module is timed, at least."
+    ),
+]
+MaxRepeatsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max-repeats",
+        envvar="PIPELINE_MAX_REPEATS",
+        min=1,
+        max=1000,
+        help="How often at most, for a median whose 95 % interval is wider than 5 % and 0.5 ms; "
+        "default: three times --repeats, and once where --repeats is 1.",
+    ),
 ]
 MinutesOption = Annotated[
     float | None,
@@ -273,6 +287,7 @@ def analyze(
     runtime: RuntimeOption = "fork",
     corpus: CorpusOption = None,
     repeats: RepeatsOption = 3,
+    max_repeats: MaxRepeatsOption = None,
     minutes: MinutesOption = None,
     timeout: TimeoutOption = 60.0,
     memory: MemoryOption = "4Gi",
@@ -286,15 +301,28 @@ def analyze(
     sandbox = choose_sandbox(rootfs, runtime, timeout, memory)
     with work_folder(out):
         sets = find_corpus(out, corpus)
-        measurements = run_analysis(sandbox, sets, out, flavor=kind, repeats=repeats, minutes=minutes)
+        measurements = run_analysis(
+            sandbox, sets, out, flavor=kind, repeats=repeats, most_repeats=max_repeats, minutes=minutes
+        )
     info = measurements.info
+    noise = find_noise(measurements)
     if as_json:
-        print_json({"modules": len(measurements.items), **msgspec.to_builtins(info)})
+        noisiest = [{"module": key, "seconds": seconds, "interval": half} for key, seconds, half in noise]
+        print_json({"modules": len(measurements.items), "noise": noisiest, **msgspec.to_builtins(info)})
         return
     print(f"{len(measurements.items)} modules measured, {len(info.failures)} could not be imported")
+    print_lines([f"  known to {half:.4f} s only: {key}, {seconds:.4f} s" for key, seconds, half in noise])
     print_lines([f"  {failure.module}: {failure.detail}" for failure in info.failures] or ["  every root was imported"])
     for warning in info.warnings:
         say(f"warning: {warning}")
+
+
+def find_noise(measurements: Measurements) -> list[tuple[str, float, float]]:
+    """Items whose seconds are not known tightly, with half of their 95 % interval; the noisiest first."""
+    tight = Precision()
+    halves = [(one, measurements.figures[one.key].seconds_interval) for one in measurements.items]
+    noise = [(one.key, one.seconds, half) for one, half in halves if half and not tight.holds(one.seconds, half)]
+    return sorted(noise, key=lambda entry: (-entry[2], entry[0]))
 
 
 @app.command()
@@ -422,6 +450,7 @@ def generation(
     flavor: FlavorOption = "cpu",
     runtime: RuntimeOption = "fork",
     repeats: RepeatsOption = 3,
+    max_repeats: MaxRepeatsOption = None,
     minutes: MinutesOption = None,
     timeout: TimeoutOption = 60.0,
     memory: MemoryOption = "4Gi",
@@ -453,7 +482,9 @@ def generation(
                 for line in describe_corpus(collect(paths, out)):
                     say(f"  {line}")
         found = find_corpus(out, None)
-        measurements = run_analysis(sandbox, found, out, flavor=kind, repeats=repeats, minutes=minutes)
+        measurements = run_analysis(
+            sandbox, found, out, flavor=kind, repeats=repeats, most_repeats=max_repeats, minutes=minutes
+        )
         finish(sandbox, measurements, found, out, options, as_json=as_json)
 
 

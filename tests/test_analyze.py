@@ -14,6 +14,7 @@ from pipeline.analyze import (
     JournalHead,
     Measurements,
     Node,
+    Precision,
     Run,
     add_unseen,
     analyze,
@@ -23,6 +24,7 @@ from pipeline.analyze import (
     choose_runs,
     compile_ahead,
     contract,
+    find_loose,
     find_modules,
     find_roots,
     is_missing,
@@ -73,7 +75,7 @@ PACKAGES = {
     "chain": {
         "chain/__init__.py": "import chain_base\n",
         "chain/sub/__init__.py": "blob = bytearray(8_000_000)\n",
-        "chain/sub/deep.py": "from chain_base import part\nimport wsgiref.simple_server\n",
+        "chain/sub/deep.py": "from chain_base import part\nimport mailbox\n",
         "tests/__init__.py": "raise SystemError('test packages are left out')\n",
     },
     "chain-base": {"chain_base/__init__.py": "", "chain_base/part.py": "blob = bytearray(20_000_000)\n"},
@@ -378,28 +380,32 @@ class TestBuilding:
         runs = [edges_of("a", b=[], a=["b"])]
         runs += [run_of("time", "a", b=0.25, a=value) for value in (1.0, 2.0, 9.0)]
         runs += [run_of("memory", "a", b=-500.0, a=1000.0)]
-        items, figures, unmeasured = build_items(runs, lambda name, _: f"dist-{name}")
+        built = build_items(runs, lambda name, _: f"dist-{name}")
+        first, second = built.items
 
-        assert [(item.key, item.seconds, item.size_mb) for item in items] == [("a", 2.0, 1.024), ("b", 0.25, 0.0)]
-        assert items[0].dependencies == {"b"}
-        assert items[0].distribution == "dist-a"
-        assert (figures["a"].seconds_spread, figures["a"].seconds_count) == (1.0, 3)
-        assert (figures["b"].raw_size_mb, figures["b"].size_mb_count) == (-0.512, 1)
-        assert unmeasured == 0
+        assert [(item.key, item.seconds, item.size_mb) for item in built.items] == [("a", 2.0, 1.024), ("b", 0.25, 0.0)]
+        assert first.dependencies == {"b"}
+        assert first.distribution == "dist-a"
+        assert (built.figures["a"].seconds_spread, built.figures["a"].seconds_count) == (1.0, 3)
+        assert built.figures["a"].seconds_interval == pytest.approx(1.96 * 1.2533 * 1.4826 / math.sqrt(3))
+        assert (built.figures["b"].raw_size_mb, built.figures["b"].size_mb_count) == (-0.512, 1)
+        assert second.dependencies == set()
+        assert built.unmeasured == 0
 
     def test_a_module_of_no_distribution_is_counted_in_its_importer(self) -> None:
         """A bare namespace, say, is no item."""
         runs = [edges_of("a", loose=[], a=["loose"])]
         runs += [run_of("time", "a", loose=0.5, a=1.0), run_of("memory", "a", loose=0.0, a=0.0)]
-        items, _, _ = build_items(runs, lambda name, _: None if name == "loose" else "d")
+        built = build_items(runs, lambda name, _: None if name == "loose" else "d")
 
-        assert [(item.key, item.seconds) for item in items] == [("a", 1.5)]
+        assert [(item.key, item.seconds) for item in built.items] == [("a", 1.5)]
+        assert built.figures["a"].seconds_interval is None
 
     def test_a_module_that_was_seen_and_not_measured_is_counted(self) -> None:
         """As when the time was up."""
         runs = [edges_of("a", b=[], a=["b"]), run_of("time", "a", b=0.5, a=1.0)]
 
-        assert build_items(runs, lambda name, _: "d")[2] == 2
+        assert build_items(runs, lambda name, _: "d").unmeasured == 2
 
 
 class TestChoosing:
@@ -440,6 +446,21 @@ class TestChoosing:
         ]
 
         assert choose_runs(bundles, {}, done, {"time": 1}) == []
+
+    def test_what_is_not_tight_is_measured_again_by_the_cheapest_process(self) -> None:
+        """Until its interval is, or the cap is reached; what is tight is left alone."""
+        bundles: dict[tuple[str, ...], frozenset[str]] = {
+            ("a",): frozenset({"a", "loose"}),
+            ("b",): frozenset({"b", "loose"}),
+            ("c",): frozenset({"c"}),
+        }
+        runs = [run_of("time", "a", a=1.0, loose=value) for value in (0.010, 0.020, 0.030)]
+        runs += [run_of("time", "b", b=0.1, loose=value) for value in (0.011, 0.021, 0.031)]
+        runs += [run_of("time", "c", c=value) for value in (0.010, 0.0100001, 0.010)]
+
+        assert find_loose(bundles, {}, runs, Precision(most=9)) == [("time", ("b",))]
+        assert find_loose(bundles, {}, runs, Precision(most=3)) == []
+        assert find_loose(bundles, {}, runs, Precision(seconds=0.1)) == []
 
     @pytest.mark.parametrize(
         ("detail", "name", "missing"),

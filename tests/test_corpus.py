@@ -15,10 +15,10 @@ from pipeline.corpus import (
     Corpus,
     ImportSet,
     collect_corpus,
-    python_of_cell,
     read_corpus,
     write_corpus,
 )
+from pipeline.examples import examples_of_docstrings, python_of_cell
 from readie.errors import BadFile
 
 # One broken cell, magics in every style, source as text and as lines (K01).
@@ -170,7 +170,7 @@ class TestMarkdown:
     """The Python blocks of a Markdown page are one import set."""
 
     def test_fenced_python_blocks_are_read(self, tmp_path: Path) -> None:
-        """Blocks tagged as Python count, in lists and quotations too; other languages and plain blocks do not."""
+        """Blocks tagged as Python count, in lists and quotations too; other languages do not."""
         text = """
 ```python
 import numpy as np
@@ -190,6 +190,8 @@ import numpy as np
 > ```
 
 ```pycon
+$ python3
+Python 3.11.7 on linux
 >>> import h5py
 >>> np.linalg.norm([1])
 1.0
@@ -203,12 +205,6 @@ import rasterio
 import os_is_not_python
 ```
 
-```
-import plain
-```
-
-    import indented
-
 `import inline`
 """
         corpus = collect_corpus([write(tmp_path / "page.md", text)])
@@ -216,12 +212,165 @@ import plain
         assert names(corpus) == {"h5py", "numpy.linalg", "polars", "rasterio"}
         assert [(error.place, error.error) for error in corpus.errors] == [("line 7", "SyntaxError")]
 
+    @pytest.mark.parametrize(
+        ("block", "modules"),
+        [
+            ("import zarr\nzarr.open()", {"zarr"}),
+            (">>> import zarr\n>>> for x in zarr:\n...     import h5py\n<zarr>", {"zarr", "h5py"}),
+            ("In [1]: import zarr\nOut[1]: 3", {"zarr"}),
+            ("import java.util.List;", set()),
+            ("import qualified Data.Map as Map", set()),
+            ("import { x } from 'y'", set()),
+            ("$ import picture.png", set()),
+            ("pip install zarr", set()),
+            ("f(x)", set()),
+        ],
+    )
+    @pytest.mark.parametrize("indented", [False, True])
+    def test_untagged_block_counts_where_it_reads_as_python(
+        self, tmp_path: Path, block: str, modules: set[str], indented: bool
+    ) -> None:
+        """A fence without a language, and an indented block, count if they import something, or have prompts."""
+        lines = [f"    {line}" for line in block.split("\n")] if indented else ["```", *block.split("\n"), "```"]
+        corpus = collect_corpus([write(tmp_path / "page.markdown", "\n".join(["Text:", "", *lines, "", "More."]))])
+
+        assert (names(corpus), corpus.errors) == (modules, ())
+
     def test_page_that_is_not_utf_8_is_reported(self, tmp_path: Path) -> None:
         """It is listed with path and class."""
-        path = tmp_path / "page.md"
-        path.write_bytes(b"\xff\xfe```python")
+        for name in ("page.md", "page.rst"):
+            (tmp_path / name).write_bytes(b"\xff\xfe```python")
 
-        assert [error.error for error in collect_corpus([path]).errors] == ["UnicodeDecodeError"]
+        assert [error.error for error in collect_corpus([tmp_path]).errors] == ["UnicodeDecodeError"] * 2
+
+
+class TestRest:
+    """The Python blocks of a reStructuredText page are one import set."""
+
+    def test_python_blocks_of_every_kind_are_read(self, tmp_path: Path) -> None:
+        """Code directives, literal blocks and doctest blocks, inside of notes too; other languages are not."""
+        text = """
+.. code-block:: python
+   :linenos:
+
+   import numpy as np
+
+.. note::
+
+   .. sourcecode:: pycon
+
+      >>> import h5py
+      >>> np.linalg.norm([1])
+      1.0
+
+   >>> from pandas import DataFrame
+   >>> DataFrame()
+   Empty DataFrame
+
+As in::
+
+    import polars
+
+    polars.scan_csv("x")
+
+or, in a shell::
+
+    pip install never
+
+.. ipython:: python
+   :okwarning:
+
+   import rasterio
+   @savefig plot.png width=4in
+   rasterio.plot()
+
+.. plot:: pyplots/never.py
+
+.. plot::
+
+   >>> import matplotlib.pyplot as plt
+
+.. code-block:: bash
+
+   import os_is_not_python
+
+.. code-block::
+
+   import zarr
+
+.. testcode::
+
+   import shapely
+
+.. testoutput::
+
+   import never
+
+.. highlight:: python
+
+.. a comment
+   import never
+"""
+        corpus = collect_corpus([write(tmp_path / "page.rst", text)])
+
+        expected = {"h5py", "matplotlib.pyplot", "numpy.linalg", "pandas.DataFrame", "polars", "rasterio", "shapely"}
+        assert (names(corpus), corpus.errors) == (expected | {"zarr"}, ())
+
+    def test_broken_block_spoils_only_itself(self, tmp_path: Path) -> None:
+        """It is listed with the line of its directive."""
+        text = ".. code:: python\n\n   import for\n\n>>> import zarr\n\n.. code:: python\n"
+        corpus = collect_corpus([write(tmp_path / "page.rst", text)])
+
+        assert names(corpus) == {"zarr"}
+        assert [(error.place, error.error) for error in corpus.errors] == [("line 1", "SyntaxError")]
+
+    @given(st.text(alphabet=".: >\n\tabimport", max_size=60))
+    def test_any_text_is_a_page(self, text: str) -> None:
+        """Whatever the text, reading it ends, without an exception."""
+        with tempfile.TemporaryDirectory() as folder:
+            collect_corpus([write(Path(folder, "page.rst"), text)])
+
+
+class TestDocstrings:
+    """The examples in a program's docstrings."""
+
+    def test_each_docstring_has_its_own_examples(self) -> None:
+        """Classes, methods and nested functions are named; doctests, fences and literal blocks count."""
+        program = '''"""Module.
+
+>>> import numpy
+"""
+class A:
+    """No example."""
+    def f(self):
+        """Fenced.
+
+        ```python
+        from pandas import DataFrame
+        ```
+        """
+        if True:
+            async def g():
+                """Text.
+
+                Example::
+
+                    import zarr
+                """
+def h(): "one line"
+'''
+        found = examples_of_docstrings(program.encode(), "x.py")
+
+        assert [(one.owner, [source for _, source in one.pieces]) for one in found] == [
+            ("", ["import numpy"]),
+            ("A.f", ["from pandas import DataFrame\n"]),
+            ("A.f.g", ["import zarr"]),
+        ]
+
+    def test_program_that_is_none_is_an_error(self) -> None:
+        """What cannot be parsed has no docstrings, and says why."""
+        with pytest.raises(SyntaxError):
+            examples_of_docstrings(b"import for", "x.py")
 
 
 class TestPrograms:
