@@ -28,6 +28,7 @@ from readie.errors import (
     Unauthorized,
     Unavailable,
     UnknownCheckpoint,
+    UnknownResource,
     UsageError,
     WorkerLost,
 )
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from readie.client import Call as Call
     from readie.client import Remote as Remote
     from readie.client import remote as remote
+    from readie.resources import resource as resource
 
 __all__ = [
     "BadBudget",
@@ -65,9 +67,11 @@ __all__ = [
     "Unauthorized",
     "Unavailable",
     "UnknownCheckpoint",
+    "UnknownResource",
     "UsageError",
     "WorkerLost",
     "remote",
+    "resource",
 ]
 
 
@@ -77,4 +81,8 @@ def __getattr__(name: str) -> Any:
         from readie import client
 
         return getattr(client, name)
+    if name == "resource":
+        from readie.resources import resource
+
+        return resource
     raise AttributeError(f"module 'readie' has no attribute {name!r}")

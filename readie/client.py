@@ -73,6 +73,7 @@ class ClientSettings(msgspec.Struct, frozen=True):
 
     router_url: RouterUrl = DEFAULT_ROUTER_URL  # the router that places the calls
     auth_token: str = ""  # what the router's AUTH_TOKEN is
+    resources: str = "resources.toml"  # what `resource` goes by outside of a sandbox
 
 
 class Options(TypedDict, total=False):
@@ -380,16 +381,16 @@ def _ask(ask: _Ask) -> _Steps[httpx.Response]:
     try:
         return (yield ask)
     except httpx.RequestError as error:
-        raise RouterUnreachable(f"{_settings().router_url}: {_text(error)}") from error
+        raise RouterUnreachable(f"{read_client_settings().router_url}: {_text(error)}") from error
 
 
-def _settings() -> ClientSettings:
+def read_client_settings() -> ClientSettings:
     return read_settings(ClientSettings, os.environ)
 
 
 def _connection() -> dict[str, Any]:
     """What a HTTP client is made of, for the router that the environment names now."""
-    settings = _settings()
+    settings = read_client_settings()
     check_token("AUTH_TOKEN", settings.auth_token)
     options = connection(settings.router_url, settings.auth_token)
     options["headers"] |= {"Accept": f"{MESSAGEPACK}, application/problem+json", "Content-Type": MESSAGEPACK}

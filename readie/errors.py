@@ -4,7 +4,7 @@ ReadieError                     a sentence, the way out, and a stable `type` (RF
 ├── UsageError                  the caller's input is at fault (command lines exit with 2)
 │   ├── BadFlavor, BadSize, BadRequirement, BadSetting, BadRequest, BadFunction, ...
 │   └── NotFound
-│       └── UnknownCall, UnknownCheckpoint, UnknownCatalogue, UnknownItem, UnknownWorker, UnknownPlacement
+│       └── UnknownCall, UnknownCheckpoint, UnknownResource, UnknownCatalogue, UnknownItem, UnknownWorker, UnknownPlacement
 ├── PlacementError              no worker could take the call
 │   └── NoWorkers, NoCapacity, SessionsUnavailable
 ├── CallError                   the call was placed, and has no result
@@ -141,6 +141,16 @@ class UnknownCall(NotFound):
 class UnknownCheckpoint(NotFound):
     slug, status, title = "unknown-checkpoint", 422, "The catalogue lists no such checkpoint"
     way_out = "Pin one of the ids that it lists, or pin none."
+
+
+class CheckpointConflict(UsageError):
+    slug, status, title = "checkpoint-conflict", 409, "The pinned checkpoint has loaded what is to be installed anew"
+    way_out = "Pin another checkpoint or none, or leave the requirement to the root filesystem's version."
+
+
+class UnknownResource(NotFound):
+    slug, title = "unknown-resource", "No such dataset, model or tokenizer"
+    way_out = "Declare it in the resources.toml of the root filesystem."
 
 
 class UnknownCatalogue(NotFound):

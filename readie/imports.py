@@ -23,6 +23,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from readie.loaders import NOT_TEXT, resources_of_call
+
 MAX_SOURCE = 10_000_000  # bytes of bytes, characters of text: parsing takes some 30 times as much memory
 MAX_PARTS = 8  # of a name that is followed through attributes
 MAX_NAME = 1024
@@ -49,10 +51,14 @@ class SourceFailure:
 
 @dataclass(frozen=True)
 class Found:
-    """Modules that a source asks for, deepest candidates only; `errors` says why there are none."""
+    """Modules that a source asks for, deepest candidates only; `errors` says why there are none.
+
+    `resources` are the datasets, models and tokenizers that it loads, by key (readie/loaders.py).
+    """
 
     names: frozenset[str] = frozenset()
     errors: tuple[SourceFailure, ...] = ()
+    resources: frozenset[str] = frozenset()
 
 
 def imports_of_source(source: str | bytes, filename: str, package: str | None = None) -> Found:
@@ -70,10 +76,11 @@ def imports_of_source(source: str | bytes, filename: str, package: str | None = 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about invalid escapes: of no interest here
             tree = ast.parse(source, filename)
-        names = _Source(package).read(tree)
+        read = _Source(package)
+        names = read.read(tree)
     except _FAILURES as error:
         return Found(errors=(SourceFailure(filename, type(error).__name__, str(error)),))
-    return Found(deepest(outside_stdlib(names)))
+    return Found(deepest(outside_stdlib(names)), resources=frozenset(read.resources))
 
 
 def outside_stdlib(names: Iterable[str]) -> set[str]:
@@ -111,6 +118,12 @@ class _Source:
         self.names: set[str] = set()
         self.bound: dict[str, set[str]] = {"__import__": {"__import__"}}  # name in the source → what it was imported as
         self.chains: set[tuple[str, tuple[str, ...]]] = set()  # (name, attributes) that the source uses
+        self.calls: list[ast.Call] = []
+        self.stars: set[str] = set()  # modules that `from x import *` names
+        self.texts: dict[
+            str, str | None
+        ] = {}  # what the source defines → the text that it is all along; None: not known
+        self.resources: set[str] = set()
 
     def read(self, tree: ast.AST) -> set[str]:
         waiting: list[ast.AST] = [tree]
@@ -119,6 +132,9 @@ class _Source:
         for name, attributes in self.chains:
             for module in self.bound.get(name, ()):
                 self.names.add(follow(module, list(attributes)))
+        for call in self.calls:  # only now is it known what all names are bound to
+            self.names.update(self.imported_by(call))
+            self.resources.update(self.loaded_by(call))
         self.names.discard("__import__")
         return self.names
 
@@ -135,7 +151,9 @@ class _Source:
                     for alias in node.names:
                         star = alias.name == "*"
                         self.names.add(module if star else f"{module}.{alias.name}")
-                        if not star:
+                        if star:
+                            self.stars.add(module)
+                        else:
                             self.bind(alias.asname or alias.name, f"{module}.{alias.name}")
             case ast.If() | ast.IfExp():
                 taken = self.truth(node.test)
@@ -149,7 +167,14 @@ class _Source:
                     return []
                 return [below]
             case ast.Call():
-                self.names.update(self.imported_by(node))
+                self.calls.append(node)
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str() as text)):
+                self.texts[name] = None if name in self.texts else text
+                return []
+            case ast.Name(ctx=ast.Store() | ast.Del(), id=name) | ast.arg(arg=name):
+                self.texts[name] = None
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                self.texts[name] = None
         return list(ast.iter_child_nodes(node))
 
     def bind(self, name: str, module: str) -> None:
@@ -168,7 +193,10 @@ class _Source:
         below, attributes = self.chain(node)
         if not isinstance(below, ast.Name):
             return set()
-        return {".".join([module, *attributes]) for module in self.bound.get(below.id, ())}
+        known = self.bound.get(below.id)
+        if known is None:
+            known = set() if below.id in self.texts else {f"{module}.{below.id}" for module in self.stars}
+        return {".".join([module, *attributes]) for module in known}
 
     def truth(self, test: ast.expr) -> bool | None:
         """What a condition is at run time, where that is certain: `TYPE_CHECKING` is false."""
@@ -190,8 +218,7 @@ class _Source:
         """Modules that a call such as `importlib.import_module("x")` imports."""
         if not self.meant(call.func) & _IMPORTERS:
             return set()
-        arguments = {f"{place}": value for place, value in enumerate(call.args)}
-        arguments |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+        arguments = _arguments(call)
         name = _text(arguments.get("0") or arguments.get("name") or arguments.get("modname"))
         if not name:
             return set()
@@ -203,6 +230,27 @@ class _Source:
         below = arguments.get("fromlist") or arguments.get("3")
         parts = [_text(part) for part in below.elts] if isinstance(below, ast.List | ast.Tuple) else []
         return {module, *(f"{module}.{part}" for part in parts if part and part != "*")}
+
+    def loaded_by(self, call: ast.Call) -> set[str]:
+        """Keys of what a call such as `AutoModel.from_pretrained("gpt2")` loads."""
+        functions = self.meant(call.func)
+        if not functions or any(isinstance(each, ast.Starred) for each in call.args):
+            return set()
+        arguments = {place: self.text(value) for place, value in _arguments(call).items()}
+        return {key for function in functions for key in resources_of_call(function, arguments)}
+
+    def text(self, node: ast.expr) -> str | None:
+        """The text that an argument is for certain: a literal, or a variable that is only ever one."""
+        if isinstance(node, ast.Name):
+            return self.texts.get(node.id, NOT_TEXT)
+        found = _text(node)
+        return NOT_TEXT if found is None else found
+
+
+def _arguments(call: ast.Call) -> dict[str, ast.expr]:
+    """Arguments by place, `"0"` and so on, or by keyword."""
+    arguments = {f"{place}": value for place, value in enumerate(call.args)}
+    return arguments | {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
 
 
 def _text(node: ast.expr | None) -> str | None:

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import readie
-from readie import client
+from readie import client, resources
 from readie.errors import ReadieError
 
 CLIENT = ["Call", "Remote", "remote"]
@@ -34,6 +34,7 @@ PROBLEMS = [
     "Unauthorized",
     "Unavailable",
     "UnknownCheckpoint",
+    "UnknownResource",
     "UsageError",
     "WorkerLost",
 ]
@@ -46,9 +47,10 @@ def modules_after(program: str) -> set[str]:
 
 
 def test_public_names_are_these() -> None:
-    """`remote`, the types that it gives, and the exceptions that a caller can meet."""
-    assert sorted(readie.__all__) == sorted([*CLIENT, *PROBLEMS])
+    """`remote`, the types that it gives, `resource`, and the exceptions that a caller can meet."""
+    assert sorted(readie.__all__) == sorted([*CLIENT, *PROBLEMS, "resource"])
     assert all(getattr(readie, name) is getattr(client, name) for name in CLIENT)
+    assert readie.resource is resources.resource
     assert all(issubclass(getattr(readie, name), ReadieError) for name in PROBLEMS)
     assert not hasattr(readie, "remoat")
 

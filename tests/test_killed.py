@@ -1,0 +1,146 @@
+"""DESIGN §9: long work can be stopped at any moment, by `kill -9` too, and goes on where it was."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pipeline.analyze import Run
+from readie.projection import load_catalogue
+from tests.tiny import make_rootfs
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = {
+    "ground": {"ground/__init__.py": "blob = bytearray(10_000_000)\n"},
+    "tower": {"tower/__init__.py": "import ground\n", "tower/roof.py": "blob = bytearray(5_000_000)\n"},
+    "broken": {"broken.py": "raise RuntimeError('not today')\n"},
+}
+CORPUS = '{"modules": ["tower.roof"], "count": 3, "sources": []}\n{"modules": ["ground"], "count": 1, "sources": []}\n'
+KILLS = 10
+#: A short run: no interval is made tighter, nothing is calibrated, one checkpoint beside the empty one.
+OPTIONS = ("--repeats", 2, "--max-repeats", 2, "--alpha", "0.0001", "--max-checkpoints", 2)
+
+#: Forks a process for each line (a list of arguments as JSON), which runs the command line: no start takes a second.
+STARTER = """
+import json, os, sys
+from pipeline.cli import main
+for line in sys.stdin:
+    pid = os.fork()
+    if pid == 0:
+        sys.argv = ["readie-pipeline", *json.loads(line)]
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        main()
+    print(pid, flush=True)
+    print(os.waitpid(pid, 0)[1], flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def starter() -> Iterator["subprocess.Popen[str]"]:
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTER],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def run(starter: "subprocess.Popen[str]", *arguments: object, kill_after: float | None = None) -> int:
+    """Runs a command and returns its wait status; kills it after so many seconds."""
+    assert starter.stdin is not None
+    assert starter.stdout is not None
+    starter.stdin.write(msgspec.json.encode([str(one) for one in arguments]).decode() + "\n")
+    starter.stdin.flush()
+    pid = int(starter.stdout.readline())
+    if kill_after is not None:
+        time.sleep(kill_after)
+        os.kill(pid, signal.SIGKILL)  # not reaped before its status is read: nobody else has its number
+    return int(starter.stdout.readline())
+
+
+def whole_lines(path: Path) -> list[bytes]:
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    return [line for line in lines if line.endswith(b"\n")]
+
+
+@pytest.fixture(scope="module")
+def killed(
+    starter: "subprocess.Popen[str]", tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[list[bytes]]]:
+    """The work folder of a generation that was killed ten times and then finished, and its journal after each kill."""
+    folder = tmp_path_factory.mktemp("killed")
+    rootfs, out = make_rootfs(folder / "rootfs", PACKAGES), folder / "out"
+    out.mkdir()
+    (out / "corpus.jsonl").write_text(CORPUS)
+    arguments = ("generation", "--rootfs", rootfs, "--out", out, *OPTIONS)
+    journals = []
+    for _ in range(KILLS):
+        status = run(starter, *arguments, kill_after=random.uniform(0.0, 2.0))
+        assert status in {signal.SIGKILL, 0}
+        journals.append(whole_lines(out / "measurements.journal.jsonl"))
+    assert run(starter, *arguments) == 0
+    return out, journals
+
+
+def test_it_finishes(killed: tuple[Path, list[list[bytes]]]) -> None:
+    """With the catalogue and the checkpoints of an undisturbed run."""
+    out, _ = killed
+    catalogue = load_catalogue(out / "catalogue.json")
+
+    assert set(catalogue.keys) == {"ground", "tower", "tower.roof"}
+    assert not catalogue.warnings
+    assert len(catalogue.checkpoints) > 1
+    assert not list(out.glob("**/*.partial"))
+
+
+def test_no_completed_measurement_is_lost(killed: tuple[Path, list[list[bytes]]]) -> None:
+    """What was in the journal at a kill is in the final one, in the same place."""
+    out, journals = killed
+    final = whole_lines(out / "measurements.journal.jsonl")
+
+    for journal in journals:
+        assert final[: len(journal)] == journal
+
+
+def test_no_completed_measurement_is_repeated(killed: tuple[Path, list[list[bytes]]]) -> None:
+    """Edges once, time twice, memory once, of each process."""
+    out, _ = killed
+    runs = [msgspec.json.decode(line, type=Run) for line in whole_lines(out / "measurements.journal.jsonl")[1:]]
+    wanted = {"edges": 1, "time": 2, "memory": 1}
+
+    assert Counter((run.mode, run.roots) for run in runs) == {(run.mode, run.roots): wanted[run.mode] for run in runs}
+    assert {run.mode for run in runs} == set(wanted)
+
+
+def test_the_same_measurements_give_the_same_plan_and_catalogue(
+    killed: tuple[Path, list[list[bytes]]], starter: "subprocess.Popen[str]"
+) -> None:
+    """Byte for byte, in a folder that has nothing but what was measured and captured."""
+    out, _ = killed
+    again = out.with_name("again")
+    again.mkdir()
+    for name in ("corpus.jsonl", "measurements.journal.jsonl", "captures.journal.jsonl"):
+        shutil.copy(out / name, again)
+    shutil.copytree(out / "checkpoints", again / "checkpoints")
+    rootfs = out.with_name("rootfs")
+
+    assert run(starter, "generation", "--rootfs", rootfs, "--out", again, *OPTIONS) == 0
+    results = ["measurements.parquet", "plan.json", "manifest.json", "catalogue.json"]
+    results += [str(path.relative_to(out)) for path in sorted((out / "catalogue.parquet").iterdir())]
+    assert len(results) > 8
+    for name in results:
+        assert (again / name).read_bytes() == (out / name).read_bytes(), name

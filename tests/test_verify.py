@@ -1,0 +1,198 @@
+"""`verify`: predictions are held to fresh imports, and each outlier says why it is one."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.analyze import Figure, MeasurementInfo, Measurements
+from pipeline.measurement import MeasuredItem
+from pipeline.verify import (
+    FROM_S,
+    OUTLIER_S,
+    Errors,
+    Outlier,
+    Verification,
+    choose_samples,
+    describe_difference,
+    find_errors,
+    is_outlier,
+    verify,
+    write_verification,
+)
+from readie.flavor import Flavor
+from readie.manifest import Host
+from tests.tiny import asks, make_rootfs, sandbox_of
+
+PACKAGES = {
+    "ground": {"ground/__init__.py": "blob = bytearray(30_000_000)\nimport time; time.sleep(0.03)\n"},
+    "tower": {"tower/__init__.py": "import ground\nimport time; time.sleep(0.03)\n"},
+    "steady": {"steady.py": "import time; time.sleep(0.05)\n"},
+    "broken": {"broken.py": "raise RuntimeError('not today')\n"},
+}
+HOST = Host("fork", "1", "3.11.7", 1, "f" * 64, "d" * 64, "c" * 64)
+
+
+def item(key: str, seconds: float, size_mb: float = 0.0, *needs: str) -> MeasuredItem:
+    return MeasuredItem(
+        key=key,
+        seconds=seconds,
+        size_mb=size_mb,
+        resource_type="package",
+        distribution=key.partition(".")[0],
+        dependencies=frozenset(needs),
+    )
+
+
+def measurements_of(*items: MeasuredItem) -> Measurements:
+    info = MeasurementInfo(
+        flavor=Flavor.CPU, host=HOST, memory_source="RssAnon", rootfs="/rootfs", repeats=3, roots=len(items)
+    )
+    return Measurements(info, list(items), {one.key: Figure(0.0, 3, one.size_mb, 0.0, 1) for one in items})
+
+
+@pytest.fixture(scope="module")
+def verified(tmp_path_factory: pytest.TempPathFactory) -> Verification:
+    """Measurements of which all but those of `steady` are wrong, held to what imports take."""
+    rootfs = make_rootfs(tmp_path_factory.mktemp("verify") / "rootfs", PACKAGES)
+    wrong = measurements_of(
+        item("ground", 0.3, 30.0), item("tower", 0.030), item("steady", 0.050), item("broken", 0.01)
+    )
+    return verify(sandbox_of(rootfs), wrong, [], 4, seed=5, repeats=1)
+
+
+class TestReality:
+    """What is imported for real, against made-up measurements."""
+
+    def test_a_prediction_that_holds_is_no_outlier(self, verified: Verification) -> None:
+        """A sleep of 50 ms takes that and little more, whatever else the machine does."""
+        steady = next(one for one in verified.checked if one.modules == ("steady",))
+
+        assert steady.predicted_s == 0.05
+        assert 0.05 <= steady.clock_s < 0.07
+        assert ("steady",) not in {one.modules for one in verified.outliers if one.unit == "MB"}
+
+    def test_a_figure_that_is_wrong_is_named(self, verified: Verification) -> None:
+        """With what it is and what it was said to be."""
+        reason = next(one.reason for one in verified.outliers if one.modules == ("ground",) and one.unit == "s")
+
+        assert "ground itself took" in reason
+        assert "instead of 0.3" in reason
+
+    def test_a_module_that_was_not_predicted_is_named(self, verified: Verification) -> None:
+        """In time and in memory."""
+        reasons = {one.unit: one.reason for one in verified.outliers if one.modules == ("tower",)}
+
+        assert set(reasons) == {"s", "MB"}
+        assert all("it loads ground (" in reason for reason in reasons.values())
+        assert all("which was not predicted" in reason for reason in reasons.values())
+
+    def test_an_import_that_fails_is_told_apart(self, verified: Verification) -> None:
+        """It says how, and is in no figure."""
+        assert [one.modules for one in verified.failed] == [("broken",)]
+        assert "not today" in verified.failed[0].failure
+        assert ("broken",) not in {one.modules for one in verified.checked}
+
+    def test_memory_is_compared_in_mb(self, verified: Verification) -> None:
+        """30 MB were predicted for ground, and it takes them."""
+        ground = next(one for one in verified.checked if one.modules == ("ground",))
+
+        assert ground.measured_mb == pytest.approx(30.0, abs=0.5)
+
+    def test_the_text_has_a_line_for_each_outlier_and_failure(self, verified: Verification) -> None:
+        """For people, who have no use for the rest."""
+        lines = write_verification(verified)
+
+        assert sum(line.startswith("  outlier: ") for line in lines) == len(verified.outliers) >= 3
+        assert lines[-1].startswith("  failed: broken: import broken: RuntimeError: not today")
+
+
+class TestChoosing:
+    """Random modules and random import sets; the seed is the caller's."""
+
+    ITEMS = tuple(item(f"m{number}", 0.001 * number) for number in range(30))
+
+    def test_the_same_seed_chooses_the_same(self) -> None:
+        """And another seed another sample."""
+        measurements = measurements_of(*self.ITEMS)
+        corpus = [asks(f"m{number}", f"m{number + 1}") for number in range(20)]
+        samples = {
+            seed: [sample.modules for sample in choose_samples(measurements, corpus, 5, seed % 10)]
+            for seed in (1, 11, 2)
+        }
+
+        assert samples[1] == samples[11]
+        assert samples[1] != samples[2]
+        assert [len(modules) for modules in samples[1]] == [1] * 5 + [2] * 5
+
+    def test_names_stand_for_their_longest_measured_prefix(self) -> None:
+        """A set of which nothing is measured is none; two that mean the same are one."""
+        measurements = measurements_of(item("a", 0.5, 1.0), item("a.b", 0.25, 2.0, "c"), item("c", 0.125, 4.0))
+        corpus = [asks("a.b.Class"), asks("a.b.function", "nowhere"), asks("elsewhere")]
+        sets = choose_samples(measurements, corpus, 9, 0)[3:]
+
+        assert [sample.modules for sample in sets] == [("a.b",)]
+        assert sets[0].needed == {"a": (0.5, 1.0), "a.b": (0.25, 2.0), "c": (0.125, 4.0)}
+
+
+class TestErrors:
+    """Relative where it is large, absolute below."""
+
+    def test_the_right_values(self) -> None:
+        """Ten large ones off by 1 to 10 %, two small ones off by 1 and 2 ms."""
+        pairs = [(0.1 * (1 + percent / 100), 0.1) for percent in range(1, 11)] + [(0.011, 0.010), (0.008, 0.010)]
+        errors = find_errors(pairs, FROM_S)
+
+        assert (errors.large, errors.small) == (10, 2)
+        assert errors.median == pytest.approx(0.055)
+        assert errors.p90 == pytest.approx(0.091)
+        assert errors.small_worst == pytest.approx(0.002)
+
+    def test_nothing_gives_no_figure(self) -> None:
+        """Neither large nor small ones."""
+        assert find_errors([], FROM_S) == Errors(0, None, None, 0, None, None)
+
+    @given(measured=st.floats(0.0, 10.0), share=st.floats(-0.9, 0.9))
+    def test_an_outlier_is_what_is_off_by_more_than_its_bound(self, measured: float, share: float) -> None:
+        """15 % of a large one, 3 ms of a small one."""
+        predicted = measured * (1 + share)
+        bound = 0.15 * measured if measured >= FROM_S else OUTLIER_S
+
+        assert is_outlier(predicted, measured, FROM_S, OUTLIER_S) == (abs(predicted - measured) > bound)
+
+
+class TestReasons:
+    """In what an import differs most from its prediction."""
+
+    @pytest.mark.parametrize(
+        ("took", "predicted", "reason"),
+        [
+            ({"a": 1.0}, {"a": 1.0}, "no single module differs by 0.1 s"),
+            ({"a": 1.0, "b": 0.5}, {"a": 1.0}, "it loads b (0.5 s), which was not predicted"),
+            ({"a": 1.0}, {"a": 1.0, "b": 0.5}, "it does not load b (0.5 s), which was predicted"),
+            ({"a": 1.0}, {"a": 0.25}, "a itself took 1 s instead of 0.25"),
+            (
+                {"a": 1.0, "b": 0.5, "c": 2.0, "d": 0.25},
+                {"a": 0.5},
+                "it loads c, b and 1 more (2.75 s), which was not predicted; a itself took 1 s instead of 0.5",
+            ),
+            ({"a": 1.0, "b": 0.05}, {"a": 1.04}, "no single module differs by 0.1 s"),
+        ],
+    )
+    def test_the_largest_difference_comes_first(
+        self, took: dict[str, float], predicted: dict[str, float], reason: str
+    ) -> None:
+        """Modules that came as a surprise, that stayed away, and that cost something else."""
+        assert describe_difference(took, predicted, "s", 0.1) == reason
+
+
+def test_the_pace_of_the_machine_is_told() -> None:
+    """Against that of the measurements, if these have one."""
+    none = Errors(0, None, None, 0, None)
+    told = Verification(3, [], [], none, none, none, 1.25, 0.5, [Outlier(("a",), "s", 1.0, 2.0, "so it is")])
+
+    pace = "  the machine is 1.25 times as slow as when it was left alone while measuring, and others had the processor"
+    assert write_verification(told) == [
+        "0 imports checked, seed 3",
+        f"{pace} for 50 % of the time: both are taken out",
+        "  outlier: a: predicted 1.000 s, measured 2.000 s: so it is",
+    ]
