@@ -5,7 +5,7 @@ import select
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import IO, Annotated, Any, Literal
 from uuid import uuid4
 
 import msgspec
@@ -55,19 +55,17 @@ def measure(runtime: Runtime, request: ProbeRequest, folder: Path, *, timeout: f
     `timeout` is for the imports, in seconds, `memory` for the whole process with all that it started, in bytes.
     """
     answer: dict[str, Any] = {"id": request.id, "ok": False, "mode": request.mode}
-    with Folder(folder / f"probe-{uuid4().hex[:12]}") as place:
-        path = place.path / "result"
-        path.touch(0o600)
+    with Folder(folder / f"probe-{uuid4().hex[:12]}") as place, (place.path / "result").open("x+b", 0) as file:
         options = {"modules": request.modules, "mode": request.mode}
         try:
             sandbox = runtime.start_probe(options, place)
         except StartFailed as error:
             return answer | _nothing() | {"failure": {"kind": "no-result", "detail": str(error)}}
         try:
-            failure = wait(sandbox, path, timeout=timeout, memory=memory)
+            failure = wait(sandbox, file.fileno(), timeout=timeout, memory=memory)
         finally:
             sandbox.end()
-        result = read_result(path)
+        result = read_result(file)  # by its descriptor, for what was measured may have removed the file
     modules = [describe(name, figure, request.mode, result.known[name]) for name, figure in result.figures.items()]
     if result.whole is None:
         return answer | _nothing() | {"modules": modules, "failure": failure}
@@ -80,28 +78,27 @@ def _nothing() -> dict[str, Any]:
     return {**dict.fromkeys(unknown), "modules": []}
 
 
-def wait(sandbox: Sandbox, result: Path, *, timeout: float, memory: int) -> dict[str, str]:
-    """Waits for the process to end within its limits; how it ended, should there be no result."""
+def wait(sandbox: Sandbox, result: int, *, timeout: float, memory: int) -> dict[str, str]:
+    """Waits for the process to end within its limits; how it ended, should there be no result.
+
+    `result` is a descriptor of the result file: time counts from when there is something in it.
+    """
     poll = select.poll()
     poll.register(sandbox.exit_descriptor, select.POLLIN)
     began = time.monotonic()
     deadline, started = began + START_S, False
-    descriptor = os.open(result, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        while not poll.poll(20):
-            now = time.monotonic()
-            if not started and os.pread(descriptor, 1, 0).strip(b"\0"):
-                started, deadline = True, now + timeout
-            used = sandbox.memory()
-            if used > memory:
-                used = sandbox.memory(exact=True)
-            if used > memory:
-                return {"kind": "memory", "detail": f"it used {used} bytes, the limit is {memory}"}
-            if now > deadline:
-                took = f"longer than {timeout:g} s" if started else f"{now - began:.0f} s to start"
-                return {"kind": "timeout", "detail": f"it took {took}"}
-    finally:
-        os.close(descriptor)
+    while not poll.poll(20):
+        now = time.monotonic()
+        if not started and os.pread(result, 1, 0).strip(b"\0"):
+            started, deadline = True, now + timeout
+        used = sandbox.memory()
+        if used > memory:
+            used = sandbox.memory(exact=True)
+        if used > memory:
+            return {"kind": "memory", "detail": f"it used {used} bytes, the limit is {memory}"}
+        if now > deadline:
+            took = f"longer than {timeout:g} s" if started else f"{now - began:.0f} s to start"
+            return {"kind": "timeout", "detail": f"it took {took}"}
     ending = sandbox.ending()
     if ending.startswith(("SIG", "signal")):
         return {"kind": "signal", "detail": ending}
@@ -119,12 +116,12 @@ class ReadResult(msgspec.Struct):
     whole: Whole | None = None
 
 
-def read_result(path: Path) -> ReadResult:
-    """The result at `path`, as far as it makes sense: whatever was measured had a hand on it."""
+def read_result(file: IO[bytes]) -> ReadResult:
+    """The result in `file`, as far as it makes sense: whatever was measured had a hand on it."""
     data = bytearray()
-    with path.open("rb") as file:
-        while (chunk := file.read(65536)) and not data.endswith(b"\0"):
-            data += chunk
+    file.seek(0)
+    while (chunk := file.read(65536)) and not data.endswith(b"\0"):
+        data += chunk
     result = ReadResult()
     lines = bytes(data).partition(b"\0")[0].split(b"\n")
     for line in lines[:-1]:  # the last one has no end

@@ -79,8 +79,13 @@ def run(options: Mapping[str, Any], executor: Any) -> NoReturn:
     write(b"start\n")
     wall, cpu, ready = clock(), cpu_clock(), waited()
     importing = Importing(options["modules"])
-    error = importing.attempt()
-    calm()
+    for _ in range(100):
+        try:
+            importing.go_on()
+            calm()
+            break
+        except BaseException as error:  # noqa: BLE001 - the handler of a signal may raise at any moment
+            importing.error = importing.error or error
     wall, cpu, ready = clock() - wall, cpu_clock() - cpu, waited() - ready
     grown_kb = memory.kb() - memory_kb
     hook.active = False
@@ -92,7 +97,7 @@ def run(options: Mapping[str, Any], executor: Any) -> NoReturn:
         "waited_s": ready / 1e9,
         "rss_mb": max(grown_kb, 0) * 1024 / 1e6,
         "network": options.get("network", "none"),
-        "failure": None if error is None else describe_error(importing.module, error, executor.describe_failure),
+        "failure": importing.describe_failure(executor.describe_failure),
     }
     if grown_kb < 0:
         whole["raw_rss_mb"] = grown_kb * 1024 / 1e6
@@ -100,8 +105,9 @@ def run(options: Mapping[str, Any], executor: Any) -> NoReturn:
         if mode in ("time", "plain"):
             paces.append(measure_pace(waited))
         whole["pace_s"] = [pace / 1e9 for pace in paces if pace is not None]
-        whole["threads"] = len(executor.threads())
         whole["modules"] = hook.describe()
+        with contextlib.suppress(OSError):  # no descriptors are left to look with
+            whole["threads"] = len(executor.threads())
     except BaseException as problem:  # noqa: BLE001 - a module may have changed whatever this needs
         name = type.__dict__["__name__"].__get__(type(problem))
         whole["failure"] = whole["failure"] or {
@@ -118,22 +124,21 @@ class Importing:
     """The imports, up to the first that fails."""
 
     def __init__(self, modules: Sequence[str]) -> None:
-        self.modules = modules
+        self.waiting = iter(modules)
         self.module = ""
+        self.error: BaseException | None = None
 
-    def attempt(self) -> BaseException | None:
-        """What the last import raised. Whatever a module does is a result: a signal handler may raise at any time."""
+    def go_on(self) -> None:
+        """Imports what is left. Whatever a module raises is a result."""
         try:
-            try:
-                for module in self.modules:
-                    self.module = module
-                    load(module)
-            except BaseException as error:  # noqa: BLE001
-                return error
+            while self.error is None:
+                self.module = next(self.waiting)
+                load(self.module)
+        except StopIteration as error:
+            if error.__traceback__ and error.__traceback__.tb_next:
+                self.error = error
         except BaseException as error:  # noqa: BLE001
-            return error
-        return None
-
+            self.error = error
 
 def load(name: str) -> None:
     """Imports `name` as the executor does, whatever was put in the place of importlib's functions meanwhile."""
@@ -150,7 +155,7 @@ def calm() -> None:
         lambda: set_trace(None),
         lambda: set_profile(None),
         lambda: set_depth(DEPTH),
-        *(lambda number=number: set_limit(number, LIMITS[number]) for number in LIMITS),
+        *(lambda number=number: set_limit(number, LIMITS[number]) for number in LIMITS),  # where that is allowed
     ]
     for step in steps:
         for _ in range(3):  # the handler of a signal that came before they were blocked may still raise
