@@ -57,9 +57,13 @@ def run(options: Mapping[str, Any], executor: Any) -> NoReturn:
     statm = open_high("/proc/self/statm", os.O_RDONLY)
     waited = make_waited()
     mode = options["mode"]
+    is_resource = executor.is_resource
     gc.disable()
     # Before a plain import as well, it would leave room in the heap that the import then need not ask for.
     paces = [measure_pace(waited)] if mode == "time" else []
+    with contextlib.suppress(Exception):  # what is wrong with it, loading will say
+        if any(map(is_resource, options["modules"])):
+            executor.open_store()  # reading the declarations is no part of loading what they declare
     statm_kb = anonymous_kb(statm)
     hook = Hook(result, statm, waited, mode)
     if mode != "plain":
@@ -68,13 +72,16 @@ def run(options: Mapping[str, Any], executor: Any) -> NoReturn:
     wall, cpu, ready = clock(), cpu_clock(), waited()
     for name in options["modules"]:
         try:
-            executor.load(name)
+            if mode != "plain" and is_resource(name):
+                hook.measure(name, executor.load, name)
+            else:
+                executor.load(name)
         except SystemExit as error:
             failure = {"kind": "exit", "detail": f"SystemExit({error.code!r})"}
         except BaseException as error:  # noqa: BLE001 - whatever a module does is its result
             failure = {"kind": "raised", "detail": executor.describe_failure(error)}
         if failure:
-            failure["detail"] = f"import {name}: {failure['detail']}"
+            failure["detail"] = f"{'load' if is_resource(name) else 'import'} {name}: {failure['detail']}"
             break
     wall, cpu, ready = clock() - wall, cpu_clock() - cpu, waited() - ready
     grown_kb = anonymous_kb(statm) - statm_kb
