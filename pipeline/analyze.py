@@ -306,6 +306,11 @@ class Budget:
 Step = Callable[[ProbeStream], str]  # one process or more; says what it did
 
 
+def shorten(names: Sequence[str]) -> str:
+    """The first few of the names, and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
 def is_missing(failure: ProbeFailure | None, name: str) -> bool:
     """Whether the import of `name` failed because it, or a package around it, does not exist."""
     if failure is None or "ModuleNotFoundError" not in failure.detail:
@@ -344,27 +349,32 @@ class _Edges:
                 return True
         return True
 
-    def _measure(self, stream: ProbeStream, roots: tuple[str, ...]) -> None:
+    def _measure(self, stream: ProbeStream, roots: tuple[str, ...]) -> Run:
         run = measure(stream, roots, "edges")
         self.journal.add(run)
         if run.whole:
             self.seen.update(node.name for node in run.nodes)
         if len(roots) == 1:
             self.alone[roots[0]] = run
+        return run
 
     def measure(self, stream: ProbeStream, roots: Sequence[Root]) -> str:
-        """The roots in one process; should one fail, those that it spoiled in processes of their own."""
+        """The roots in one process; should one fail, it alone, and in another process those that come after it."""
         # Another stream may have come upon some in the meantime.
         open_roots = [root for root in roots if not self._is_settled(root)]
-        if len(open_roots) > 1:
-            self._measure(stream, tuple(root.names[0] for root in open_roots))
+        waiting = open_roots
+        while len(waiting) > 1:
+            run = self._measure(stream, tuple(root.names[0] for root in waiting))
+            if not run.whole or run.failure is None:
+                break  # it crashed, and nobody knows at which: each has its own
+            waiting = [root for root in waiting if root.names[0] not in self.seen][1:]
         for root in open_roots:
             for name in root.names:
                 if not self._is_settled(Root((name,), 0)):
                     self._measure(stream, (name,))
                 if name in self.seen or not is_missing(self.alone[name].failure, name):
                     break
-        return f"edges of {', '.join(root.names[0] for root in roots)}"
+        return f"edges of {shorten([root.names[0] for root in roots])}"
 
     def groups(self) -> list[list[Root]]:
         """The waiting roots, those of one distribution together."""
@@ -736,15 +746,15 @@ def analyze(
     """
     budget = Budget(None if minutes is None else time.monotonic() + 60 * minutes)
     wanted = list_wanted(sandbox.rootfs)
-    with stage("Listing the root filesystem, and compiling its byte code"):
+    with stage("Listing the root filesystem"):
         rootfs = list_rootfs(sandbox.rootfs)
-        compiled = compile_ahead(sandbox.python)
-        if compiled:
-            say(f"  compiled {compiled} files")
         description = describe(sandbox)
         roots, absent = find_roots(corpus, rootfs, sandbox.python)
     head = JournalHead(description.host, description.memory_source)
     with Journal(out / "measurements.journal.jsonl", head) as journal:
+        if not journal.runs:
+            with stage("Compiling byte code"):
+                say(f"  compiled {compile_ahead(sandbox.python)} files")
         most = max(repeats, 3 * repeats if most_repeats is None else most_repeats) if repeats > 1 else 1
         left, loose = _measure_all(sandbox, rootfs, roots, journal, repeats=(repeats, most), budget=budget)
         if wanted:
@@ -894,7 +904,7 @@ def _steps(chosen: Iterable[tuple[Mode, tuple[str, ...]]], journal: Journal) -> 
             if run.failure and len(together) > 1:
                 for root in together:
                     journal.add(measure(stream, (root,), mode))
-            return f"{mode} of {', '.join(together)}"
+            return f"{mode} of {shorten(together)}"
 
         yield step
 
