@@ -27,6 +27,7 @@ from app.tables import (
     planes,
 )
 from readie.closure import Closures, compute_closures
+from readie.cost import COLD
 from readie.document import Catalogue, Ids, hash_document, read_document
 from readie.errors import BadDocument, BadFlavor, UnknownCatalogue
 from readie.flavor import Flavor, parse_flavor
@@ -122,16 +123,17 @@ def activate_catalogue(
 class PhysicalForm:
     """A catalogue's closures and checkpoints as the tables hold them (docs/decisions/0001-closures.md).
 
-    An atom is a set of items that all closures and all checkpoints treat alike. Bit strings are over atoms, of whole
-    bytes: number 0 is the first byte's highest bit.
+    An atom is a set of items that all closures and all checkpoints treat alike. One atom more, the last, belongs to no
+    item: every call needs it, and it costs the size of whatever checkpoint is restored. Bit strings are over atoms, of
+    whole bytes: number 0 is the first byte's highest bit.
     """
 
     closure_of: Ids  # (items,): the component that it belongs to
     atom_of: NDArray[np.int64]  # (items,)
-    atoms: int
-    closures: list[bytes]  # (components,): what each needs
+    atoms: int  # without the last
+    closures: list[bytes]  # (components + 1,): what each needs; the first is what every call needs
     contents: list[bytes]  # (checkpoints,): what each holds
-    planes: list[tuple[int, int, bytes]]  # (ordinal, weight, atoms that it lacks whose load_ns has this binary digit)
+    planes: list[tuple[int, int, bytes]]  # (ordinal, weight, atoms whose price there has this binary digit)
 
 
 def atomize(catalogue: Catalogue, reached: Closures) -> PhysicalForm:
@@ -146,36 +148,41 @@ def atomize(catalogue: Catalogue, reached: Closures) -> PhysicalForm:
     load_ns = np.zeros(len(found), np.int64)
     np.add.at(load_ns, atom_of, catalogue.load_ns)
 
-    closures: list[bytes] = []
+    closures = _pack(np.eye(1, len(found) + 1, len(found), np.bool_))
     for start in range(0, components, 256):  # in parts: unpacked they are eight times as large
-        closures += _pack(np.unpackbits(reached.reach[start : start + 256], axis=1)[:, atom_component])
-    contents = [row for ordinal in range(held.shape[1]) for row in _pack(patterns[atom_class, ordinal][None])]
+        needed = np.unpackbits(reached.reach[start : start + 256], axis=1)[:, atom_component]
+        closures += _pack(np.pad(needed, [(0, 0), (0, 1)]))
+    contents: list[bytes] = []
+    planes = list(_slice(COLD, np.append(load_ns, 0)))
+    for ordinal, checkpoint in enumerate(catalogue.checkpoints):
+        holds = patterns[atom_class, ordinal]
+        contents += _pack(np.append(holds, [False])[None])
+        planes += _slice(ordinal, np.append(np.where(holds, 0, load_ns), checkpoint.size_ns))
     return PhysicalForm(
         closure_of=reached.component,
         atom_of=atom_of,
         atoms=len(found),
         closures=closures,
         contents=contents,
-        planes=list(_find_planes(load_ns, contents)),
+        planes=planes,
     )
 
 
-def _find_planes(load_ns: NDArray[np.int64], contents: list[bytes]) -> Iterator[tuple[int, int, bytes]]:
-    """The planes of the cold start and of each checkpoint. Each has that of weight 1, though it be empty, so that
-    whatever is needed there is a price.
+def _slice(ordinal: int, prices_ns: NDArray[np.int64]) -> Iterator[tuple[int, int, bytes]]:
+    """The binary digits of the prices that the atoms have with one option: a plane for each that any of them has.
+
+    That of weight 1 is always there, so that whatever is needed costs something, though it be 0.
     """
-    digits = range(max(int(load_ns.max(initial=0)).bit_length(), 1))
-    of_atoms = np.array([np.frombuffer(_pack((load_ns >> digit & 1)[None])[0], np.uint8) for digit in digits])
-    for ordinal, held in enumerate([bytes(of_atoms.shape[1]), *contents], start=-1):
-        lacked = of_atoms & ~np.frombuffer(held, np.uint8)
-        for digit in digits:
-            if digit == 0 or lacked[digit].any():
-                yield ordinal, 1 << digit, lacked[digit].tobytes()
+    digits = np.arange(max(int(prices_ns.max()).bit_length(), 1))
+    bits = prices_ns >> digits[:, None] & 1
+    for digit, row in enumerate(_pack(bits)):
+        if digit == 0 or any(row):
+            yield ordinal, 1 << digit, row
 
 
 def _pack(rows: NDArray[Any]) -> list[bytes]:
-    """Each row as a string of bits; one of no atoms is a byte long, because no database has empty ones."""
-    return [row.tobytes() or b"\0" for row in np.packbits(rows.astype(np.bool_), axis=1)]
+    """Each row as a string of bits."""
+    return [row.tobytes() for row in np.packbits(rows.astype(np.bool_), axis=1)]
 
 
 def _alike(rows: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -213,11 +220,7 @@ def _load(
         },
         "contents": {"ordinal": range(len(listed)), "bits": form.contents},
         "planes": dict(zip(("ordinal", "weight", "bits"), zip(*form.planes, strict=True), strict=True)),
-        # Closure -1 needs nothing: a call of which nothing is known has a price too.
-        "closures": {
-            "closure_id": range(-1, len(form.closures)),
-            "bits": [bytes(len(form.planes[0][-1])), *form.closures],
-        },
+        "closures": {"closure_id": range(-1, len(form.closures) - 1), "bits": form.closures},
         "items": {
             "item_id": range(len(catalogue.keys)),
             "key": catalogue.keys,

@@ -199,9 +199,11 @@ def open_database(url: str, *, pool_size: int = 20, pool_timeout_s: float = 30.0
     parsed = _parse(url)
     options: dict[str, Any] = {"pool_size": pool_size, "max_overflow": 0, "pool_timeout": pool_timeout_s}
     if parsed.drivername == "duckdb":
-        # The router reads no file by SQL, and fetches no extension.
+        # The router reads no file by SQL, and fetches no extension. Its statements are short: handing parts of one to
+        # other threads costs more than it gains, and requests have threads of their own.
         options["connect_args"] = {
             "config": {
+                "threads": "1",
                 "enable_external_access": "false",
                 "autoinstall_known_extensions": "false",
                 "autoload_known_extensions": "false",

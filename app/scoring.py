@@ -7,13 +7,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from packaging.markers import default_environment
 from packaging.utils import canonicalize_name
-from sqlalchemy import Connection, RowMapping
+from sqlalchemy import Connection, Row, RowMapping
 
-from app.catalogue import find_active_catalogue, find_catalogue, read_distributions
+from app.catalogue import find_active_catalogue, find_catalogue, list_checkpoints, read_distributions
 from app.sql import statement
 from readie.cost import COLD, parents
 from readie.errors import UnknownCatalogue, UnknownCheckpoint
@@ -61,12 +61,24 @@ class Prices:
 
     items: Mapping[str, str]  # module → the item that it stands for
     closure_ids: list[int]  # what is needed
-    options: list[PricedOption]
+    checkpoints: Sequence[Row[Any]]  # the catalogue's, by ordinal
+    ordinals: list[int]  # ranked
+    costs_ns: list[int]  # of these
+
+    def options(self) -> Iterator[PricedOption]:
+        """All of them, the best first."""
+        for ordinal, cost_ns in zip(self.ordinals, self.costs_ns, strict=True):
+            if ordinal == COLD:
+                yield PricedOption(COLD, None, 0, 0, cost_ns)
+            else:
+                listed = self.checkpoints[ordinal]
+                missing_ns = cost_ns - listed.size_ns
+                yield PricedOption(ordinal, listed.checkpoint_id, listed.size_bytes, listed.size_ns, missing_ns)
 
     @property
     def cold_cost_ns(self) -> int:
         """What the cold start costs."""
-        return next(option.missing_ns for option in self.options if option.ordinal == COLD)
+        return self.costs_ns[self.ordinals.index(COLD)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +112,7 @@ def price_calls(connection: Connection, requests: Sequence[ScoreRequest]) -> lis
     anew = {key: request for key, request in zip(keys, requests, strict=True) if key not in found}
     for key, priced in zip(anew, _price(connection, list(anew.values())), strict=True):
         found[key] = priced
-        # Measured: a priced option is 150 bytes, a module 100 beside its text.
-        prices.keep(key, priced, 150 * len(priced.options) + sum(100 + 4 * len(module) for module in key[1]))
+        prices.keep(key, priced, 50 * len(priced.ordinals) + sum(200 + 4 * len(module) for module in key[1]))
     return [found[key] for key in keys]
 
 
@@ -134,13 +145,25 @@ def _price(connection: Connection, requests: Sequence[ScoreRequest]) -> list[Pri
         "catalogue_ids": [requests[number].catalogue_id for number, ids in enumerate(needed) for _ in ids],
         "closure_ids": [closure_id for ids in needed for closure_id in ids],
     }
-    options: list[list[PricedOption]] = [[] for _ in requests]
-    for number, *option in connection.execute(statement("price_options"), parameters):
-        options[number].append(PricedOption(*option))
+    ranked = {row.request: row for row in connection.execute(statement("price_options"), parameters)}
     return [
-        Prices(items=items, closure_ids=ids, options=ranked)
-        for items, ids, ranked in zip(matched, needed, options, strict=True)
+        Prices(
+            items=items,
+            closure_ids=ids,
+            checkpoints=_list_checkpoints(connection, request),
+            ordinals=ranked[number].ordinals,
+            costs_ns=ranked[number].costs_ns,
+        )
+        for number, (request, items, ids) in enumerate(zip(requests, matched, needed, strict=True))
     ]
+
+
+def _list_checkpoints(connection: Connection, request: ScoreRequest) -> Sequence[Row[Any]]:
+    listed = checkpoints.find(request.sha256)
+    if listed is None:
+        listed = list_checkpoints(connection, request.catalogue_id)
+        checkpoints.keep(request.sha256, listed, 500 * len(listed))
+    return listed
 
 
 def _find_spoiled(connection: Connection, requests: Sequence[ScoreRequest]) -> dict[int, dict[int, str]]:
@@ -161,7 +184,7 @@ def _find_spoiled(connection: Connection, requests: Sequence[ScoreRequest]) -> d
 
 def _choose(request: ScoreRequest, found: Prices, spoiled: Mapping[int, str]) -> Choice:
     """The first of the ranked options that is one: the cold start always is."""
-    best = next(option for option in found.options if _why_excluded(option, request, spoiled) is None)
+    best = next(option for option in found.options() if _why_excluded(option, request, spoiled) is None)
     return Choice(
         checkpoint_id=best.checkpoint_id,
         ordinal=best.ordinal,
@@ -224,8 +247,8 @@ def explain(
         kept_distributions=conflicting_distributions(kept),
     )
     [found], spoiled = price_calls(connection, [score]), _find_spoiled(connection, [score]).get(0, {})
-    excluded = {option.ordinal: _why_excluded(option, score, spoiled) for option in found.options}
-    options = sorted(found.options, key=lambda option: excluded[option.ordinal] is not None)  # stable
+    excluded = {option.ordinal: _why_excluded(option, score, spoiled) for option in found.options()}
+    options = sorted(found.options(), key=lambda option: excluded[option.ordinal] is not None)  # stable
     itemised = {options[0].ordinal} | _ordinals_of(options, request.items_of)
     missing = _missing_items(connection, score.catalogue_id, found.closure_ids, itemised)
     explanation = Explanation(
@@ -287,8 +310,9 @@ class Answers(Generic[Answer]):
                 self.size_bytes -= dropped_bytes
 
 
-#: Of this process. 16 MB are a thousand priced module sets of 100 options, or half as many explanations of them.
+#: Of this process. 16 MB are three thousand priced module sets of 100 options, or five hundred explanations of them.
 prices: Answers[Prices] = Answers(16 * 10**6)
+checkpoints: Answers[Sequence[Row[Any]]] = Answers(16 * 10**6)  # of catalogues
 answers: Answers[Explanation] = Answers(16 * 10**6)
 
 

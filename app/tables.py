@@ -134,12 +134,13 @@ items = Table(
 )
 
 # Bit strings over atoms: an atom is a set of items that every closure and every checkpoint treats alike
-# (docs/decisions/0001-closures.md). Those of one catalogue are equally long.
+# (docs/decisions/0001-closures.md). One atom more belongs to no item: every call needs it, and what it costs is the size
+# of whatever is restored. The strings of one catalogue are equally long.
 closures = Table(
     "closures",
     metadata,
     _key("catalogue_id", Integer),
-    _key("closure_id", Integer),  # -1: needs nothing
+    _key("closure_id", Integer),  # -1: what every call needs
     Column("bits", BitString, nullable=False),  # the atoms that it needs
     _of_catalogue(),
 )
@@ -167,14 +168,15 @@ contents = Table(
     _of_catalogue(),
 )
 
-# What an option lacks, priced: the sum of weight x bit_count(bits & needed) is the load_ns of what is needed and missing.
+# What each atom costs a call with each option, in binary digits: a plane has the atoms whose price has this digit. So the
+# sum of weight x bit_count(bits & needed) is the option's cost. What a checkpoint holds costs nothing.
 planes = Table(
     "planes",
     metadata,
     _key("catalogue_id", Integer),
-    _key("ordinal", Integer),  # of the checkpoint; -1: the cold start, which lacks all
-    _key("weight", BigInteger),  # a power of two
-    Column("bits", BitString, nullable=False),  # the atoms that it lacks whose load_ns has this binary digit
+    _key("ordinal", Integer),  # of the checkpoint; -1: the cold start
+    _key("weight", BigInteger),  # a power of two, nanoseconds
+    Column("bits", BitString, nullable=False),
     CheckConstraint("weight > 0", name="weight"),
     _of_catalogue(),
 )

@@ -129,7 +129,8 @@ class TestAtomize:
         items_ = {"a": make_item(0.1, ["b"]), "b": make_item(0.2, ["a"]), "c": make_item(0.4, ["a"])}
         form = self._atomize(make_document(items_, [make_checkpoint("checkpoint_0", ["a", "b"])]))
 
-        assert self._price(form, 0) == {form.atom_of[2]: 400_000_000}
+        assert self._price(form, 0)[form.atom_of[2]] == 400_000_000
+        assert form.atom_of[0] not in self._price(form, 0)
 
     def test_a_checkpoint_that_is_no_closed_set_splits_them(self) -> None:
         """Where a checkpoint holds one item of a cycle only, the two are two atoms of one closure."""
@@ -138,15 +139,22 @@ class TestAtomize:
 
         assert form.atom_of[0] != form.atom_of[1]
         assert form.closure_of[0] == form.closure_of[1]
-        assert form.closures == [b"\xc0"]
+        assert form.closures == [b"\x20", b"\xc0"]
         assert form.contents == [b"\x80" if form.atom_of[0] == 0 else b"\x40"]
 
     def test_a_document_without_items_has_none(self) -> None:
         """No item, no atom; each option has an empty plane."""
         form = self._atomize(make_document({}, [make_checkpoint("checkpoint_0")]))
 
-        assert (form.atoms, form.closures, form.contents) == (0, [], [b"\0"])
+        assert (form.atoms, form.closures, form.contents) == (0, [b"\x80"], [b"\0"])
         assert form.planes == [(-1, 1, b"\0"), (0, 1, b"\0")]
+
+    def test_the_last_atom_costs_the_size(self) -> None:
+        """Every call needs it; with a checkpoint it costs alpha × size_mb, cold nothing."""
+        form = self._atomize(make_document({"a": make_item(0.1)}, [make_checkpoint("checkpoint_0", ["a"], 100)]))
+
+        assert form.closures == [b"\x40", b"\x80"]
+        assert (self._price(form, -1), self._price(form, 0)) == ({0: 100_000_000}, {1: 600_000_000})
 
     def _price(self, form: PhysicalForm, ordinal: int) -> dict[int, int]:
         """Atom → load_ns, of those that the option lacks."""

@@ -18,7 +18,8 @@ JOIN items i ON i.catalogue_id = asked.catalogue_id AND i.key = asked.key;
 -- Prices all options of each request, the cold start (ordinal -1) among them, and ranks them: the lowest cost first, on a
 -- tie the later one.
 -- parameters: requests integer[], catalogue_ids integer[], closure_ids integer[]
--- One needed closure a position; closure -1, which needs nothing, is each request's first.
+-- One needed closure a position; closure -1 is what every request needs.
+-- returns: one row a request: the ordinals of its options, the best first, and what they cost, in parallel
 WITH asked AS (
     SELECT
         unnest(CAST(:requests AS integer[])) AS request,
@@ -26,25 +27,24 @@ WITH asked AS (
         unnest(CAST(:closure_ids AS integer[])) AS closure_id
 ),
 -- Every needed atom once, as one bit string a request.
-needed AS MATERIALIZED (
+needed AS (
     SELECT a.request, a.catalogue_id, bit_or(c.bits) AS bits
     FROM asked a
     JOIN closures c ON c.catalogue_id = a.catalogue_id AND c.closure_id = a.closure_id
     GROUP BY a.request, a.catalogue_id
 ),
--- A plane says of which atoms, among those that the option lacks, load_ns has this binary digit.
-missing AS (
-    SELECT n.request, n.catalogue_id, p.ordinal, CAST(sum(p.weight * bit_count(n.bits & p.bits)) AS bigint) AS load_ns
+costs AS (
+    SELECT n.request, p.ordinal, CAST(sum(p.weight * bit_count(n.bits & p.bits)) AS bigint) AS cost_ns
     FROM needed n
     JOIN planes p ON p.catalogue_id = n.catalogue_id
-    GROUP BY n.request, n.catalogue_id, p.ordinal
+    GROUP BY n.request, p.ordinal
 )
 SELECT
-    m.request, m.ordinal, c.checkpoint_id, coalesce(c.size_bytes, 0) AS size_bytes, coalesce(c.size_ns, 0) AS size_ns,
-    m.load_ns AS missing_ns
-FROM missing m
-LEFT JOIN checkpoints c ON c.catalogue_id = m.catalogue_id AND c.ordinal = m.ordinal
-ORDER BY m.request, coalesce(c.size_ns, 0) + m.load_ns, m.ordinal DESC;
+    request,
+    array_agg(ordinal ORDER BY cost_ns, ordinal DESC) AS ordinals,
+    array_agg(cost_ns ORDER BY cost_ns, ordinal DESC) AS costs_ns
+FROM costs
+GROUP BY request;
 
 -- name: list_spoiled
 -- Checkpoints that hold an item of a distribution that is installed anew: the loaded module would win over it.

@@ -64,16 +64,25 @@ def upgrade() -> None:
     for catalogue_id in catalogue_ids():
         atoms = select("SELECT class_id, load_ns FROM atoms WHERE catalogue_id = :id ORDER BY atom_id", catalogue_id)
         ordinals = dict(select("SELECT class_id, ordinals FROM classes WHERE catalogue_id = :id", catalogue_id))
-        checkpoints = select("SELECT ordinal FROM checkpoints WHERE catalogue_id = :id ORDER BY ordinal", catalogue_id)
-        length = 8 * max((len(atoms) + 7) // 8, 1)
-        load_ns = np.zeros(length, np.int64)
-        held = np.zeros((len(checkpoints), length), np.bool_)
-        for atom_id, (class_id, atom_ns) in enumerate(atoms):
-            load_ns[atom_id] = atom_ns
-            held[ordinals[class_id], atom_id] = True
-        insert("contents (ordinal, bits)", catalogue_id, [(n, as_text(row)) for n, row in enumerate(held)])
-        insert("planes (ordinal, weight, bits)", catalogue_id, find_planes(load_ns, held))
-        insert("closures (closure_id, bits)", catalogue_id, [(-1, "0" * length)])
+        sizes = select("SELECT size_ns FROM checkpoints WHERE catalogue_id = :id ORDER BY ordinal", catalogue_id)
+        old_length, length = round_up(len(atoms)), round_up(len(atoms) + 1)
+        prices = np.zeros((1 + len(sizes), length), np.int64)  # of the cold start, and of each checkpoint
+        held = np.zeros((1 + len(sizes), length), np.bool_)
+        for atom_id, (class_id, load_ns) in enumerate(atoms):
+            prices[:, atom_id] = load_ns
+            held[[ordinal + 1 for ordinal in ordinals[class_id]], atom_id] = True
+        prices[held] = 0
+        prices[1:, len(atoms)] = [size_ns for (size_ns,) in sizes]
+        every = np.arange(length) == len(atoms)
+        insert("contents (ordinal, bits)", catalogue_id, [(n, as_text(row)) for n, row in enumerate(held[1:])])
+        insert("planes (ordinal, weight, bits)", catalogue_id, find_planes(prices))
+        if length > old_length:
+            more = f"bits || CAST(:more AS {bits_type()})"
+            op.get_bind().execute(
+                sa.text(f"UPDATE closures SET bits = {more} WHERE catalogue_id = :id"),  # noqa: S608
+                {"more": "0" * (length - old_length), "id": catalogue_id},
+            )
+        insert("closures (closure_id, bits)", catalogue_id, [(-1, as_text(every))])
     op.drop_table("atoms")
     op.drop_table("classes")
 
@@ -106,6 +115,13 @@ def downgrade() -> None:
             "SELECT CAST(bits AS text) FROM contents WHERE catalogue_id = :id ORDER BY ordinal", catalogue_id
         )
         load_ns = sum((weight * as_array(bits) for weight, bits in planes), np.zeros(1, np.int64))
+        op.get_bind().execute(
+            sa.text(
+                f"UPDATE closures SET bits = CAST(substring(CAST(bits AS text), 1, :length) AS {bits_type()}) "  # noqa: S608
+                "WHERE catalogue_id = :id"
+            ),
+            {"length": round_up(count), "id": catalogue_id},
+        )
         classes: dict[tuple[int, ...], int] = {}
         held = np.array([as_array(bits) for (bits,) in contents]).reshape(len(contents), len(load_ns))
         rows = []
@@ -123,13 +139,20 @@ def downgrade() -> None:
     op.drop_table("contents")
 
 
-def find_planes(load_ns: NDArray[np.int64], held: NDArray[np.bool_]) -> Iterator[tuple[int, int, str]]:
-    """Of the cold start (ordinal -1) and of each checkpoint: those that are not empty, and the first."""
-    for ordinal, mine in enumerate([np.zeros(len(load_ns), np.bool_), *held], start=-1):
-        for digit in range(max(int(load_ns.max()).bit_length(), 1)):
-            lacked = (load_ns >> digit & 1).astype(np.bool_) & ~mine
-            if digit == 0 or lacked.any():
-                yield ordinal, 1 << digit, as_text(lacked)
+def round_up(bits: int) -> int:
+    """Bit strings are of whole bytes."""
+    return (bits + 7) // 8 * 8
+
+
+def find_planes(prices: NDArray[np.int64]) -> Iterator[tuple[int, int, str]]:
+    """The binary digits of the prices of each option, the cold start (ordinal -1) first: a plane for each that any atom
+    has, and always that of weight 1.
+    """
+    for ordinal, mine in enumerate(prices, start=-1):
+        for digit in range(max(int(mine.max()).bit_length(), 1)):
+            bits = (mine >> digit & 1).astype(np.bool_)
+            if digit == 0 or bits.any():
+                yield ordinal, 1 << digit, as_text(bits)
 
 
 def as_text(bits: NDArray[np.bool_]) -> str:
