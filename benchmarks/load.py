@@ -22,8 +22,9 @@ from readie.wire import CallPlaced, CallStatus, Explanation, HeldGeneration, Ord
 #: One answer in so many is decoded and handed back, to be compared with the limit's.
 SAMPLED = 20
 
-#: Of simulated workers: more than enough for one call a connection.
-MEMORY = 64 * 2**30
+#: Bytes: with this budget every checkpoint is an option, and a worker has room for more calls than there are.
+BUDGET = 16 * 2**30
+MEMORY = 1024 * BUDGET
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -326,7 +327,8 @@ def explain_and_place(
 
 def _call(modules: list[str]) -> bytes:
     payload = bytes(600)  # of a small function
-    return request("POST", "/v1/calls", {"payload": payload, "python": "3.11", "modules": modules})
+    body = {"payload": payload, "python": "3.11", "modules": modules, "memory": BUDGET}
+    return request("POST", "/v1/calls", body)
 
 
 def _count_placed(generator: Generator, latency_s: float, modules: list[str], placed: CallPlaced) -> None:
