@@ -41,6 +41,8 @@ ActivatedBy = Literal["file", "request"]
 _TABLES = (catalogues, distributions, checkpoints, contents, planes, closures, items, canonical_items)
 
 
+MAX_NS = 2**63 - 1
+
 #: Documents are read one at a time: a big one takes up to 800 MB meanwhile.
 _turn = threading.Lock()
 
@@ -157,7 +159,8 @@ def atomize(catalogue: Catalogue, reached: Closures) -> PhysicalForm:
     for ordinal, checkpoint in enumerate(catalogue.checkpoints):
         holds = patterns[atom_class, ordinal]
         contents += _pack(np.append(holds, [False])[None])
-        planes += _slice(ordinal, np.append(np.where(holds, 0, load_ns), checkpoint.size_ns))
+        size_ns = min(checkpoint.size_ns, MAX_NS)  # the database refuses a larger one, and its row is named
+        planes += _slice(ordinal, np.append(np.where(holds, 0, load_ns), size_ns))
     return PhysicalForm(
         closure_of=reached.component,
         atom_of=atom_of,
