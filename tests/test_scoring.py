@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from app.catalogue import activate_catalogue, find_catalogue, import_catalogue
 from app.database import Database
 from app.scoring import Answers, Choice, ScoreRequest, catalogue_for_worker, explain, price_calls, score_calls
 from app.tables import worker_checkpoints, worker_generations, workers
-from readie.cost import COLD, match, price_catalogue, rank
+from readie.cost import COLD, PricedItem, closure, match, price_catalogue, rank
 from readie.document import Catalogue
 from readie.errors import BadRequirement, UnknownCatalogue, UnknownCheckpoint
 from readie.flavor import Flavor
@@ -137,6 +138,40 @@ def _is_option(catalogue: Catalogue, ordinal: int, request: ScoreRequest) -> boo
     held = request.held is None or checkpoint.checkpoint_id in request.held
     of_items = {catalogue.item_distributions[item] for item in checkpoint.items}
     return fits and held and not of_items & set(request.kept_distributions)
+
+
+@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(size=st.integers(200, 2000), density=st.floats(0.2, 3.0), seed=st.integers(0, 2**32 - 1))
+def test_catalogues_of_many_items_agree_too(database: Database, size: int, density: float, seed: int) -> None:
+    """Up to 2,000 items in long cycles and deep closures, checkpoints that are closed sets and that are not, prices of
+    all lengths: every option of twenty calls costs what the oracle says, in its order.
+    """
+    random = np.random.default_rng(seed)
+    keys = [f"package{n // 7}" + f".module{n}" * (n % 7 > 0) for n in range(size)]
+    edges = random.integers(0, size, (round(size * density), 2)).tolist()
+    needed: dict[str, list[str]] = {key: [] for key in keys}
+    for by, of in edges:
+        needed[keys[by]].append(keys[of])
+    loads = (10 ** random.uniform(-9, 2, size)).round(9).tolist()
+    items = {key: make_item(load, needed[key]) for key, load in zip(keys, loads, strict=True)}
+    priced = {key: PricedItem(0, item["dependencies"]) for key, item in items.items()}
+    checkpoints = []
+    for number in range(12):
+        held = sorted(closure(priced, random.choice(keys, 3)))
+        kept = random.random(len(held)) >= (0.0, 0.03, 0.5)[number % 3]
+        chosen = [key for key, is_kept in zip(held, kept, strict=True) if is_kept]
+        checkpoints.append(make_checkpoint(f"checkpoint_{number}", chosen, float(random.integers(0, 5000))))
+    catalogue = read(make_document(items, checkpoints, alpha=0.006))
+    catalogue_id = import_catalogue(database, catalogue)
+    calls = [[f"{key}.Name" for key in random.choice(keys, 3)] for _ in range(20)]
+    with database.reading() as connection:
+        requests = [ScoreRequest(catalogue_id=catalogue_id, sha256=catalogue.sha256, modules=each) for each in calls]
+        priced_calls = price_calls(connection, requests)
+
+    all_items, all_checkpoints = price_catalogue(catalogue)
+    for modules, found in zip(calls, priced_calls, strict=True):
+        expected = [(option.ordinal, option.cost_ns) for option in rank(all_items, all_checkpoints, modules)]
+        assert list(zip(found.ordinals, found.costs_ns, strict=True)) == expected
 
 
 # ---- the rules, one by one ----
