@@ -5,6 +5,7 @@ import ipaddress
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 from uuid import uuid4
@@ -21,17 +22,20 @@ from litestar.openapi.spec import Components, SecurityScheme
 
 from app.api import (
     PROBLEM,
+    Serving,
     WireRequest,
     WireResponse,
     calls,
     catalogues,
     check_path,
     operations,
+    recorded,
     sql,
     token_guard,
     workers,
 )
 from app.database import Database
+from app.groups import Groups
 from app.liveness import prune, sweep
 from app.settings import RouterSettings
 from app.waiting import WakeUps
@@ -65,7 +69,12 @@ def create_app(settings: RouterSettings, database: Database, wake_ups: WakeUps |
     Raises `BadSetting` when it would serve anyone on an address that others reach.
     """
     check_tokens(settings)
-    wake_ups = wake_ups or WakeUps()
+    serving = Serving(
+        database=database,
+        settings=settings,
+        wake_ups=wake_ups or WakeUps(),
+        placing=Groups("place", partial(calls.place_together, database, settings)),
+    )
     clients = Router(
         "/v1",
         route_handlers=[
@@ -73,6 +82,7 @@ def create_app(settings: RouterSettings, database: Database, wake_ups: WakeUps |
             calls.read,
             calls.cancel,
             calls.list_calls,
+            recorded.read_recorded_imports,
             calls.explain_modules,
             catalogues.list_all,
             catalogues.import_one,
@@ -99,10 +109,10 @@ def create_app(settings: RouterSettings, database: Database, wake_ups: WakeUps |
         dependencies={
             "database": Provide(lambda: database, sync_to_thread=False),
             "settings": Provide(lambda: settings, sync_to_thread=False),
-            "wake_ups": Provide(lambda: wake_ups, sync_to_thread=False),
+            "serving": Provide(lambda: serving, sync_to_thread=False),
         },
         exception_handlers={Exception: answer_problem},
-        lifespan=[_sweeping(settings, database, wake_ups)],
+        lifespan=[_sweeping(settings, database, serving.wake_ups)],
         request_class=WireRequest,
         response_class=WireResponse,
         request_max_body_size=settings.max_payload * 4 // 3 + MOST_OF_THE_REST,  # in JSON a payload is base64

@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +17,17 @@ from sqlalchemy import Connection, Row, delete
 from app.database import Database, RowRefused
 from app.sql import statement
 from app.tables import (
-    atoms,
     canonical_items,
     catalogues,
     checkpoints,
-    classes,
     closures,
+    contents,
     distributions,
     items,
+    planes,
 )
 from readie.closure import Closures, compute_closures
+from readie.cost import COLD
 from readie.document import Catalogue, Ids, hash_document, read_document
 from readie.errors import BadDocument, BadFlavor, UnknownCatalogue
 from readie.flavor import Flavor, parse_flavor
@@ -37,8 +38,10 @@ log = structlog.get_logger()
 ActivatedBy = Literal["file", "request"]
 
 #: Every table that belongs to a catalogue; what refers to another comes after it.
-_TABLES = (catalogues, distributions, checkpoints, classes, atoms, closures, items, canonical_items)
+_TABLES = (catalogues, distributions, checkpoints, contents, planes, closures, items, canonical_items)
 
+
+MAX_NS = 2**63 - 1
 
 #: Documents are read one at a time: a big one takes up to 800 MB meanwhile.
 _turn = threading.Lock()
@@ -91,7 +94,7 @@ def import_catalogue(database: Database, catalogue: Catalogue, activated_by: Act
         generation=catalogue.generation,
         activated_by=activated_by,
         imported=known is None,
-        **({} if form is None else {"items": len(catalogue.keys), "atoms": len(form.load_ns)}),
+        **({} if form is None else {"items": len(catalogue.keys), "atoms": form.atoms}),
     )
     return catalogue_id
 
@@ -122,16 +125,17 @@ def activate_catalogue(
 class PhysicalForm:
     """A catalogue's closures and checkpoints as the tables hold them (docs/decisions/0001-closures.md).
 
-    An atom is a set of items that all closures and all checkpoints treat alike; a class is a set of atoms that are in
-    the same checkpoints. Atoms are numbered class by class.
+    An atom is a set of items that all closures and all checkpoints treat alike. One atom more, the last, belongs to no
+    item: every call needs it, and it costs the size of whatever checkpoint is restored. Bit strings are over atoms, of
+    whole bytes: number 0 is the first byte's highest bit.
     """
 
     closure_of: Ids  # (items,): the component that it belongs to
     atom_of: NDArray[np.int64]  # (items,)
-    class_of: NDArray[np.int64]  # (atoms,)
-    load_ns: NDArray[np.int64]  # (atoms,): sum over the atom's items
-    bits: list[bytes]  # (components,): the needed atoms, number 0 is the first byte's highest bit
-    ordinals: list[list[int]]  # (classes,): of the checkpoints that hold it
+    atoms: int  # without the last
+    closures: list[bytes]  # (components + 1,): what each needs; the first is what every call needs
+    contents: list[bytes]  # (checkpoints,): what each holds
+    planes: list[tuple[int, int, bytes]]  # (ordinal, weight, atoms whose price there has this binary digit)
 
 
 def atomize(catalogue: Catalogue, reached: Closures) -> PhysicalForm:
@@ -141,22 +145,47 @@ def atomize(catalogue: Catalogue, reached: Closures) -> PhysicalForm:
         held[checkpoint.items, ordinal] = True
     item_class, patterns = _alike(held)
     components = len(reached.reach)
-    atoms_found, atom_of = np.unique(item_class * components + reached.component, return_inverse=True)
-    atom_component = atoms_found % max(components, 1)
-    load_ns = np.zeros(len(atoms_found), np.int64)
+    found, atom_of = np.unique(item_class * components + reached.component, return_inverse=True)
+    atom_class, atom_component = np.divmod(found, max(components, 1))
+    load_ns = np.zeros(len(found), np.int64)
     np.add.at(load_ns, atom_of, catalogue.load_ns)
-    bits: list[bytes] = []
+
+    closures = _pack(np.eye(1, len(found) + 1, len(found), np.bool_))
     for start in range(0, components, 256):  # in parts: unpacked they are eight times as large
         needed = np.unpackbits(reached.reach[start : start + 256], axis=1)[:, atom_component]
-        bits += [row.tobytes() for row in np.packbits(needed, axis=1)]
+        closures += _pack(np.pad(needed, [(0, 0), (0, 1)]))
+    contents: list[bytes] = []
+    planes = list(_slice(COLD, np.append(load_ns, 0)))
+    for ordinal, checkpoint in enumerate(catalogue.checkpoints):
+        holds = patterns[atom_class, ordinal]
+        contents += _pack(np.append(holds, [False])[None])
+        size_ns = min(checkpoint.size_ns, MAX_NS)  # the database refuses a larger one, and its row is named
+        planes += _slice(ordinal, np.append(np.where(holds, 0, load_ns), size_ns))
     return PhysicalForm(
         closure_of=reached.component,
         atom_of=atom_of,
-        class_of=atoms_found // max(components, 1),
-        load_ns=load_ns,
-        bits=bits,
-        ordinals=[np.flatnonzero(pattern).tolist() for pattern in patterns],
+        atoms=len(found),
+        closures=closures,
+        contents=contents,
+        planes=planes,
     )
+
+
+def _slice(ordinal: int, prices_ns: NDArray[np.int64]) -> Iterator[tuple[int, int, bytes]]:
+    """The binary digits of the prices that the atoms have with one option: a plane for each that any of them has.
+
+    That of weight 1 is always there, so that whatever is needed costs something, though it be 0.
+    """
+    digits = np.arange(max(int(prices_ns.max()).bit_length(), 1))
+    bits = prices_ns >> digits[:, None] & 1
+    for digit, row in enumerate(_pack(bits)):
+        if digit == 0 or any(row):
+            yield ordinal, 1 << digit, row
+
+
+def _pack(rows: NDArray[Any]) -> list[bytes]:
+    """Each row as a string of bits."""
+    return [row.tobytes() for row in np.packbits(rows.astype(np.bool_), axis=1)]
 
 
 def _alike(rows: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -192,9 +221,9 @@ def _load(
             "size_bytes": [checkpoint.size_bytes for checkpoint in listed],
             "size_ns": [checkpoint.size_ns for checkpoint in listed],
         },
-        "classes": {"class_id": range(len(form.ordinals)), "ordinals": form.ordinals},
-        "atoms": {"atom_id": range(len(form.load_ns)), "class_id": form.class_of, "load_ns": form.load_ns},
-        "closures": {"closure_id": range(len(form.bits)), "bits": form.bits},
+        "contents": {"ordinal": range(len(listed)), "bits": form.contents},
+        "planes": dict(zip(("ordinal", "weight", "bits"), zip(*form.planes, strict=True), strict=True)),
+        "closures": {"closure_id": range(-1, len(form.closures) - 1), "bits": form.closures},
         "items": {
             "item_id": range(len(catalogue.keys)),
             "key": catalogue.keys,

@@ -37,6 +37,7 @@ from sqlalchemy import (
     cast,
     column,
     create_engine,
+    event,
     exc,
     make_url,
     select,
@@ -51,6 +52,9 @@ from readie.errors import BadQuery, BadSetting, DatabaseBehind, DatabaseInUse, D
 
 #: What an index entry of PostgreSQL holds at most is 2,704 bytes, with its header and a key beside the text.
 MAX_TEXT_BYTES = 2_600
+
+#: Texts that DuckDB keeps parsed.
+MAX_PARSED = 500
 
 # DuckDB has no row locks, and two transactions that change the same row end in an error: they take turns instead.
 # One lock for the process, because one process owns the file.
@@ -195,9 +199,11 @@ def open_database(url: str, *, pool_size: int = 20, pool_timeout_s: float = 30.0
     parsed = _parse(url)
     options: dict[str, Any] = {"pool_size": pool_size, "max_overflow": 0, "pool_timeout": pool_timeout_s}
     if parsed.drivername == "duckdb":
-        # The router reads no file by SQL, and fetches no extension.
+        # The router reads no file by SQL, and fetches no extension. Its statements are short: handing parts of one to
+        # other threads costs more than it gains, and requests have threads of their own.
         options["connect_args"] = {
             "config": {
+                "threads": "1",
                 "enable_external_access": "false",
                 "autoinstall_known_extensions": "false",
                 "autoload_known_extensions": "false",
@@ -206,10 +212,29 @@ def open_database(url: str, *, pool_size: int = 20, pool_timeout_s: float = 30.0
     else:
         # A server that was restarted leaves dead connections in the pool: ask before use.
         options |= {"pool_pre_ping": True, "connect_args": {"connect_timeout": 10}}
-    database = Database(create_engine(parsed, **options))
+    engine = create_engine(parsed, **options)
+    if parsed.drivername == "duckdb":
+        _parse_once(engine)
+    database = Database(engine)
     with database.reading() as connection:
         connection.execute(text("SELECT 1"))
     return database
+
+
+def _parse_once(engine: Engine) -> None:
+    """Has DuckDB parse each text once; psycopg prepares by itself what is executed often."""
+    parsed: dict[str, duckdb.Statement] = {}  # those of app/sql, and what SQLAlchemy makes of tables
+
+    @event.listens_for(engine, "do_execute")
+    def execute(cursor: Any, query: str, parameters: Any, _context: Any) -> bool:
+        driver = cursor.connection
+        if query not in parsed:
+            statements = driver.extract_statements(query)
+            if len(statements) != 1 or len(parsed) >= MAX_PARSED:
+                return False
+            parsed[query] = statements[0]
+        driver.execute(parsed[query], parameters)
+        return True
 
 
 def migrate(database: Database) -> None:

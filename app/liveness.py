@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Row
 
 from app.database import Database
 from app.lease import fail_call, stop_placement
-from app.placement import WorkerFilled, place_again
+from app.placement import place_again
 from app.settings import RouterSettings
 from app.sql import statement
 from app.waiting import CAPACITY, call_topic, worker_topic
@@ -112,8 +112,6 @@ def sweep(database: Database, settings: RouterSettings) -> list[str]:
         try:
             with database.transaction() as connection:
                 topics += end_due_lease(connection, database, settings, lease)
-        except WorkerFilled:
-            log.info("lease stays due", placement_id=lease.placement_id)  # the next sweep places it again
         except DatabaseUnavailable:
             raise
         except Exception:  # one that cannot be ended must not keep the others waiting
@@ -131,7 +129,7 @@ def sweep(database: Database, settings: RouterSettings) -> list[str]:
 def end_due_lease(connection: Connection, database: Database, settings: RouterSettings, due: Row[Any]) -> list[str]:
     """Ends a row of `due_leases`. A call that has not run, or that may run twice, is placed again; any other fails.
 
-    Gives the topics of who waits for that; none when somebody else has ended it. Raises `WorkerFilled`.
+    Gives the topics of who waits for that; none when somebody else has ended it.
     """
     lease = connection.execute(
         statement("end_lease"), {"placement_id": due.placement_id, "accepted": due.accepted}

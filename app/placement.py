@@ -1,12 +1,12 @@
 """Placement: a worker for a call, then the checkpoint its sandbox starts from, then the lease, in one transaction.
 
 Ranking and filtering are `rank_workers` of placement.sql; scoring is app/scoring.py's. Same state, same call: same
-placement.
+placement. Calls that arrive together share the transaction: all but the ranking is one statement for all of them.
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 from uuid import uuid4
@@ -15,10 +15,20 @@ from sqlalchemy import Connection, RowMapping
 
 from app.catalogue import find_active_catalogue, list_checkpoints, read_distributions
 from app.database import Database
-from app.scoring import ScoreRequest, catalogue_for_worker, conflicting_distributions, score_calls
+from app.rows import in_parts, write_rows
+from app.scoring import Choice, ScoreRequest, catalogue_for_worker, conflicting_distributions, score_calls
 from app.settings import RouterSettings
-from app.sql import statement
-from readie.errors import BadBudget, BadRequest, NoCapacity, NoWorkers, SessionsUnavailable, UnknownCheckpoint
+from app.sql import declared_parameters, statement
+from readie.errors import (
+    BadBudget,
+    BadRequest,
+    CheckpointConflict,
+    NoCapacity,
+    NoWorkers,
+    ReadieError,
+    SessionsUnavailable,
+    UnknownCheckpoint,
+)
 from readie.flavor import Flavor
 from readie.requirements import parse_requirement, split_requirements
 from readie.units import ns_to_seconds
@@ -26,9 +36,9 @@ from readie.wire import CallPlaced, CallRequest, KeptPackage, Placement, Skipped
 
 PPM = 1_000_000
 
-
-class WorkerFilled(Exception):
-    """Another transaction took the room of the chosen worker while this one waited for it: place the call anew."""
+#: The lock of whoever chooses workers, or takes one away. One transaction of all routers has it at a time and sees what
+#: was placed before: so no worker is overcommitted, and nobody has to choose again. Groups of calls share it.
+PLACEMENTS = "placements"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,21 +57,33 @@ class Demand:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reserved:
+    """A worker that has room for a call, and what it is to install there; to be written by the same transaction."""
+
+    demand: Demand
+    worker: RowMapping  # of rank_workers
+    gpu_memory_bytes: int
+    catalogue: RowMapping | None  # that prices calls on this worker; None: they start cold
+    held: frozenset[str]  # the checkpoints of that catalogue which the worker offers
+    skipped: list[SkippedPackage]
+    kept: list[KeptPackage]
+
+    @property
+    def worker_id(self) -> str:
+        return str(self.worker["worker_id"])
+
+
+@dataclass(frozen=True, kw_only=True)
 class Start:
     """What a call's sandbox starts from on its worker, and what that should cost; `checkpoint_id` None: cold."""
 
-    catalogue_id: int | None = None
-    generation: str | None = None
     checkpoint_id: str | None = None
-    checkpoint_flavor: str | None = None  # its catalogue's, which the tables compare with the worker's
     cost_ns: int | None = None
     cold_cost_ns: int | None = None
     predicted_ready_ns: int | None = None
     reason: str
-    items: Sequence[str | None] = ()  # what each module stands for; None: it matches nothing
+    items: Mapping[str, str] = field(default_factory=dict)  # module → what it stands for
     unmatched: Sequence[str] = ()
-    skipped: Sequence[SkippedPackage] = ()
-    kept: Sequence[KeptPackage] = ()
 
 
 def read_demand(request: CallRequest, default_memory: int) -> Demand:
@@ -102,61 +124,79 @@ def _start_and_maximum(name: str, start: int | None, maximum: int | None) -> tup
 def place_call(
     connection: Connection, database: Database, settings: RouterSettings, request: CallRequest
 ) -> CallPlaced:
-    """Places a new call: its row, its payload and its lease, or nothing.
+    """Places one new call. Raises what `place_calls` answers."""
+    (placed,) = place_calls(connection, database, settings, [request])
+    if isinstance(placed, ReadieError):
+        raise placed
+    return placed
 
-    Raises `NoWorkers` and `NoCapacity` where no worker can take it, `UnknownCheckpoint` for a pinned one that the
-    chosen worker's catalogue does not list, `WorkerFilled`, and what `read_demand` raises.
+
+def place_calls(
+    connection: Connection, database: Database, settings: RouterSettings, requests: Sequence[CallRequest]
+) -> list[CallPlaced | ReadieError]:
+    """Places new calls, one after the other: each as if those before it were placed already.
+
+    Answers each with its placement, or with why there is none: what `read_demand` and `reserve` raise. Of that call
+    nothing is written then.
     """
-    if request.session_id is not None:
-        raise SessionsUnavailable(f"session_id {request.session_id} was given")
-    demand = read_demand(request, int(settings.default_memory))
-    worker = choose_worker(connection, database, settings, demand)
-    start = choose_start(connection, settings, worker, demand)
-    call_id = uuid4().hex
-    placement = _placement_columns(call_id, 1, worker, start)
-    timeout_s = settings.call_timeout if request.timeout is None else request.timeout
-    connection.execute(
-        statement("insert_call"),
+    database.lock(connection, PLACEMENTS)
+    reserved: list[Reserved] = []
+    refused: dict[int, ReadieError] = {}
+    for number, request in enumerate(requests):
+        try:
+            if request.session_id is not None:
+                raise SessionsUnavailable(f"session_id {request.session_id} was given")
+            demand = read_demand(request, int(settings.default_memory))
+            reserved.append(reserve(connection, settings, demand, reserved))
+        except ReadieError as error:
+            refused[number] = error
+    starts = choose_starts(connection, reserved)
+    taken = [request for number, request in enumerate(requests) if number not in refused]
+    rows = [
         {
+            **_placement_row(uuid4().hex, 1, room, start, settings),
             "function": request.function,
             "python": request.python,
-            "gpu": demand.gpu,
-            "memory_bytes": demand.memory_bytes,
-            "max_memory_bytes": demand.max_memory_bytes,
-            "gpu_memory_bytes": demand.gpu_memory_bytes,
-            "max_gpu_memory_bytes": demand.max_gpu_memory_bytes,
+            "max_memory_bytes": room.demand.max_memory_bytes,
+            "gpu_memory_bytes": room.demand.gpu_memory_bytes,
+            "max_gpu_memory_bytes": room.demand.max_gpu_memory_bytes,
             "session_id": None,
-            "pinned_checkpoint_id": demand.checkpoint_id,
-            "cold": demand.cold,
+            "pinned_checkpoint_id": room.demand.checkpoint_id,
+            "cold": room.demand.cold,
             "retry": request.retry,
-            "timeout_ms": ceil(timeout_s * 1000),
-            **placement,
-        },
-    )
-    connection.execute(statement("insert_payload"), {"call_id": call_id, "payload": request.payload})
-    if demand.modules:
-        connection.execute(
-            statement("insert_call_modules"),
-            {
-                "call_id": call_id,
-                "positions": list(range(len(demand.modules))),
-                "modules": list(demand.modules),
-                "items": list(start.items) or [None] * len(demand.modules),
-            },
+            "timeout_ms": ceil((settings.call_timeout if request.timeout is None else request.timeout) * 1000),
+            "payload": request.payload,
+        }
+        for request, room, start in zip(taken, reserved, starts, strict=True)
+    ]
+    write_rows(connection, "insert_calls", rows)
+    for part in in_parts(rows, "payload"):
+        write_rows(connection, "insert_payloads", part)
+    modules: list[dict[str, Any]] = []
+    packages: list[dict[str, Any]] = []
+    placed: list[CallPlaced] = []
+    for row, room, start in zip(rows, reserved, starts, strict=True):
+        modules += _module_rows(row["call_id"], room.demand, start)
+        packages += _package_rows(row["call_id"], room)
+        placed.append(
+            CallPlaced(
+                call_id=row["call_id"],
+                placement=placement_of(row),
+                skipped=room.skipped,
+                kept=room.kept,
+                unmatched=list(start.unmatched),
+            )
         )
-    _insert_packages(connection, call_id, start)
-    _insert_lease(connection, settings, demand, worker, placement)
-    return CallPlaced(
-        call_id=call_id,
-        placement=placement_of(placement),
-        skipped=list(start.skipped),
-        kept=list(start.kept),
-        unmatched=list(start.unmatched),
-    )
+    write_rows(connection, "insert_call_modules", modules)
+    write_rows(connection, "insert_call_packages", packages)
+    write_rows(connection, "insert_leases", rows)
+    answers = iter(placed)
+    return [refused[number] if number in refused else next(answers) for number in range(len(requests))]
 
 
 def place_again(connection: Connection, database: Database, settings: RouterSettings, call_id: str) -> Placement:
-    """Gives a call, whose last lease has ended, its next placement. Raises as `place_call`."""
+    """Gives a call, whose last lease has ended, its next placement. Raises as `reserve`."""
+    database.lock(connection, PLACEMENTS)
     call = connection.execute(statement("call_to_place"), {"call_id": call_id}).mappings().one()
     demand = Demand(
         gpu=call["gpu"],
@@ -169,20 +209,22 @@ def place_again(connection: Connection, database: Database, settings: RouterSett
         checkpoint_id=call["pinned_checkpoint_id"],
         cold=call["cold"],
     )
-    worker = choose_worker(connection, database, settings, demand)
-    start = choose_start(connection, settings, worker, demand)
-    placement = _placement_columns(call_id, call["attempts"] + 1, worker, start)
-    connection.execute(statement("place_call_again"), placement)
+    room = reserve(connection, settings, demand, [])
+    (start,) = choose_starts(connection, [room])
+    row = _placement_row(call_id, call["attempts"] + 1, room, start, settings)
+    columns = {name: row[name] for name in declared_parameters("place_call_again")}
+    connection.execute(statement("place_call_again"), columns)
     connection.execute(statement("delete_call_packages"), {"call_id": call_id})
-    _insert_packages(connection, call_id, start)
-    _insert_lease(connection, settings, demand, worker, placement)
-    return placement_of(placement)
+    write_rows(connection, "insert_call_packages", _package_rows(call_id, room))
+    write_rows(connection, "insert_leases", [row])
+    return placement_of(row)
 
 
-def choose_worker(connection: Connection, database: Database, settings: RouterSettings, demand: Demand) -> RowMapping:
-    """The best worker that can take the call now, locked until the transaction ends.
+def reserve(connection: Connection, settings: RouterSettings, demand: Demand, before: Sequence[Reserved]) -> Reserved:
+    """Room on the best worker that can take the call now, after those `before` it; the caller holds `PLACEMENTS`.
 
-    Raises `NoWorkers`, `NoCapacity`, `WorkerFilled`.
+    Raises `NoWorkers` and `NoCapacity` where no worker can take it, `UnknownCheckpoint` for a pinned checkpoint that
+    the chosen worker's catalogue does not list, `CheckpointConflict` for one that holds what is to be installed anew.
     """
     asked = {
         "gpu": demand.gpu,
@@ -190,19 +232,36 @@ def choose_worker(connection: Connection, database: Database, settings: RouterSe
         "gpu_bytes": demand.gpu_memory_bytes,
         "headroom_ppm": round(settings.memory_headroom * PPM),
         "ttl_ms": round(settings.worker_ttl * 1000),
+        "before_worker_ids": [room.worker_id for room in before],
+        "before_memory_bytes": [room.demand.memory_bytes for room in before],
+        "before_gpu_memory_bytes": [room.gpu_memory_bytes for room in before],
     }
-    best = connection.execute(statement("rank_workers"), {**asked, "worker_id": None}).mappings().first()
-    if best is None:
+    worker = connection.execute(statement("rank_workers"), asked).mappings().first()
+    if worker is None:
         raise NoWorkers("no worker is ready")
-    if not best["fits"]:
-        raise _no_capacity(best, demand)
-    database.lock_worker(connection, best["worker_id"])
-    # What others placed on it before we had the lock counts too.
-    again = connection.execute(statement("rank_workers"), {**asked, "worker_id": best["worker_id"]})
-    locked = again.mappings().first()
-    if locked is None or not locked["fits"]:
-        raise WorkerFilled
-    return locked
+    if not worker["fits"]:
+        raise _no_capacity(worker, demand)
+    same = next((room for room in before if room.worker_id == worker["worker_id"]), None)
+    if same is None:
+        catalogue = catalogue_for_worker(connection, worker["worker_id"])
+        held = frozenset((catalogue and catalogue["held"]) or ())
+    else:
+        catalogue, held = same.catalogue, same.held
+    skipped, kept = _split_packages(connection, settings, worker, demand, catalogue)
+    if demand.checkpoint_id is not None:
+        _check_pinned(connection, worker, demand.checkpoint_id, catalogue, kept)
+    gpu_memory_bytes = demand.gpu_memory_bytes
+    if demand.gpu and gpu_memory_bytes is None:
+        gpu_memory_bytes = worker["gpu_total_bytes"]
+    return Reserved(
+        demand=demand,
+        worker=worker,
+        gpu_memory_bytes=gpu_memory_bytes or 0,
+        catalogue=catalogue,
+        held=held,
+        skipped=skipped,
+        kept=kept,
+    )
 
 
 def _no_capacity(counts: RowMapping, demand: Demand) -> NoCapacity:
@@ -221,69 +280,33 @@ def _no_capacity(counts: RowMapping, demand: Demand) -> NoCapacity:
     return NoCapacity(f"of {counts['ready']} ready workers, " + ", ".join(text for text, n in reasons.items() if n))
 
 
-def choose_start(connection: Connection, settings: RouterSettings, worker: RowMapping, demand: Demand) -> Start:
-    """What the call's sandbox starts from on this worker: the cheapest checkpoint that it holds, the pinned one, or
-    nothing. Raises `UnknownCheckpoint` and `BadRequirement`.
-    """
-    catalogue = catalogue_for_worker(connection, worker["worker_id"])
-    skipped, kept = _split_packages(connection, settings, worker, demand, catalogue)
+def _check_pinned(
+    connection: Connection,
+    worker: RowMapping,
+    checkpoint_id: str,
+    catalogue: RowMapping | None,
+    kept: Sequence[KeptPackage],
+) -> None:
     if catalogue is None:
-        if demand.checkpoint_id is not None:
-            raise UnknownCheckpoint(
-                f"{demand.checkpoint_id}: worker {worker['worker_id']} holds no generation of any {worker['flavor']} "
-                "catalogue",
-                "Pin none, or start the worker with the checkpoints of an imported catalogue.",
-            )
-        reason = f"cold: worker {worker['worker_id']} holds no generation of a {worker['flavor']} catalogue"
-        return Start(reason=reason, unmatched=demand.modules, skipped=skipped, kept=kept)
-    of_catalogue: dict[str, Any] = {
-        "catalogue_id": catalogue["catalogue_id"],
-        "generation": catalogue["generation"],
-        "skipped": skipped,
-        "kept": kept,
-    }
-    if demand.checkpoint_id is not None:
-        listed = [row.checkpoint_id for row in list_checkpoints(connection, catalogue["catalogue_id"])]
-        if demand.checkpoint_id not in listed:
-            named = ", ".join(listed) or "none"
-            raise UnknownCheckpoint(f"{demand.checkpoint_id}: the {worker['flavor']} catalogue lists {named}")
-        return Start(
-            checkpoint_id=demand.checkpoint_id, checkpoint_flavor=catalogue["flavor"], reason="pinned", **of_catalogue
+        raise UnknownCheckpoint(
+            f"{checkpoint_id}: worker {worker['worker_id']} holds no generation of any {worker['flavor']} catalogue",
+            "Pin none, or start the worker with the checkpoints of an imported catalogue.",
         )
-    choice = score_calls(
-        connection,
-        [
-            ScoreRequest(
-                catalogue_id=catalogue["catalogue_id"],
-                modules=demand.modules,
-                worker_id=worker["worker_id"],
-                generation=catalogue["generation"],
-                kept_distributions=conflicting_distributions(kept),
-                memory_bytes=demand.memory_bytes,
-                base_bytes=worker["base_bytes"],
+    of = catalogue["catalogue_id"]
+    listed = {row.checkpoint_id: row.ordinal for row in list_checkpoints(connection, of)}
+    if checkpoint_id not in listed:
+        named = ", ".join(listed) or "none"
+        raise UnknownCheckpoint(f"{checkpoint_id}: the {worker['flavor']} catalogue lists {named}")
+    anew = {name: each.requirement for each in kept for name in conflicting_distributions([each])}
+    if not anew:
+        return
+    asked = {"requests": [0] * len(anew), "catalogue_ids": [of] * len(anew), "distributions": list(anew)}
+    for row in connection.execute(statement("list_spoiled"), asked):
+        if row.ordinal == listed[checkpoint_id]:
+            raise CheckpointConflict(
+                f"{checkpoint_id} has loaded modules of {row.distribution}, and {anew[row.distribution]} is to be "
+                "installed: the loaded ones would win"
             )
-        ],
-    )[0]
-    checkpoint_id = None if demand.cold else choice.checkpoint_id
-    cost_ns = choice.cold_cost_ns if demand.cold else choice.cost_ns
-    if demand.cold:
-        reason = "cold: asked for"
-    elif checkpoint_id is None:
-        reason = "cold: the cheapest start"
-    else:
-        reason = "the cheapest start"
-    fixed_ns = catalogue["cold_fixed_ns"] if checkpoint_id is None else catalogue["restore_fixed_ns"]
-    return Start(
-        checkpoint_id=checkpoint_id,
-        checkpoint_flavor=None if checkpoint_id is None else catalogue["flavor"],
-        cost_ns=cost_ns,
-        cold_cost_ns=choice.cold_cost_ns,
-        predicted_ready_ns=cost_ns + fixed_ns,
-        reason=reason,
-        items=[choice.items.get(module) for module in demand.modules],
-        unmatched=choice.unmatched,
-        **of_catalogue,
-    )
 
 
 def _split_packages(
@@ -303,70 +326,106 @@ def _split_packages(
     return split_requirements(demand.packages, distributions, json.loads(worker["markers"]), settings.packages_policy)
 
 
-def _placement_columns(call_id: str, attempt: int, worker: RowMapping, start: Start) -> dict[str, Any]:
+def choose_starts(connection: Connection, reserved: Sequence[Reserved]) -> list[Start]:
+    """What the sandbox of each starts from on its worker: the cheapest checkpoint that the worker holds, the pinned
+    one, or nothing. All are scored together.
+    """
+    asked = [_score_request(room) for room in reserved]
+    scored = [request for request in asked if request is not None]
+    choices = iter(score_calls(connection, scored) if scored else ())
+    return [
+        _start(room, None if request is None else next(choices)) for room, request in zip(reserved, asked, strict=True)
+    ]
+
+
+def _score_request(room: Reserved) -> ScoreRequest | None:
+    """None: nothing is to be scored."""
+    if room.catalogue is None or room.demand.checkpoint_id is not None:
+        return None
+    return ScoreRequest(
+        catalogue_id=room.catalogue["catalogue_id"],
+        sha256=room.catalogue["sha256"],
+        modules=room.demand.modules,
+        held=room.held,
+        kept_distributions=conflicting_distributions(room.kept),
+        memory_bytes=room.demand.memory_bytes,
+        base_bytes=room.worker["base_bytes"],
+    )
+
+
+def _start(room: Reserved, choice: Choice | None) -> Start:
+    demand, catalogue = room.demand, room.catalogue
+    if catalogue is None:
+        reason = f"cold: worker {room.worker_id} holds no generation of a {room.worker['flavor']} catalogue"
+        return Start(reason=reason, unmatched=demand.modules)
+    if choice is None:
+        return Start(checkpoint_id=demand.checkpoint_id, reason="pinned")
+    checkpoint_id = None if demand.cold else choice.checkpoint_id
+    cost_ns = choice.cold_cost_ns if demand.cold else choice.cost_ns
+    if demand.cold:
+        reason = "cold: asked for"
+    elif checkpoint_id is None:
+        reason = "cold: the cheapest start"
+    else:
+        reason = "the cheapest start"
+    fixed_ns = catalogue["cold_fixed_ns"] if checkpoint_id is None else catalogue["restore_fixed_ns"]
+    return Start(
+        checkpoint_id=checkpoint_id,
+        cost_ns=cost_ns,
+        cold_cost_ns=choice.cold_cost_ns,
+        predicted_ready_ns=cost_ns + fixed_ns,
+        reason=reason,
+        items=choice.items,
+        unmatched=choice.unmatched,
+    )
+
+
+def _placement_row(
+    call_id: str, attempt: int, room: Reserved, start: Start, settings: RouterSettings
+) -> dict[str, Any]:
+    """A placement as the columns of calls and of leases have it."""
+    demand, catalogue = room.demand, room.catalogue
     return {
         "call_id": call_id,
         "placement_id": f"{call_id}-{attempt}",
-        "worker_id": worker["worker_id"],
-        "worker_flavor": worker["flavor"],
-        "catalogue_id": start.catalogue_id,
-        "generation": start.generation,
+        "worker_id": room.worker_id,
+        "worker_flavor": room.worker["flavor"],
+        "catalogue_id": None if catalogue is None else catalogue["catalogue_id"],
+        "generation": None if catalogue is None else catalogue["generation"],
         "checkpoint_id": start.checkpoint_id,
-        "checkpoint_flavor": start.checkpoint_flavor,
+        # its catalogue's own, which the tables compare with the worker's
+        "checkpoint_flavor": None if catalogue is None or start.checkpoint_id is None else catalogue["flavor"],
         "cost_ns": start.cost_ns,
         "cold_cost_ns": start.cold_cost_ns,
         "predicted_ready_ns": start.predicted_ready_ns,
         "reason": start.reason,
+        "gpu": demand.gpu,
+        "memory_bytes": demand.memory_bytes,
+        "reserved_gpu_memory_bytes": room.gpu_memory_bytes,
+        "accept_ms": round(settings.accept_timeout * 1000),
     }
 
 
-def _insert_packages(connection: Connection, call_id: str, start: Start) -> None:
-    rows: list[tuple[str, bool, str | None, str]] = [
-        *((package.requirement, True, package.installed, package.reason) for package in start.skipped),
-        *((package.requirement, False, package.installed, package.reason) for package in start.kept),
+def _module_rows(call_id: str, demand: Demand, start: Start) -> list[dict[str, Any]]:
+    return [
+        {"call_id": call_id, "position": position, "module": module, "item": start.items.get(module)}
+        for position, module in enumerate(demand.modules)
     ]
-    if rows:
-        requirements, skipped, installed, reasons = zip(*rows, strict=True)
-        connection.execute(
-            statement("insert_call_packages"),
-            {
-                "call_id": call_id,
-                "positions": list(range(len(rows))),
-                "requirements": list(requirements),
-                "skipped": list(skipped),
-                "installed": list(installed),
-                "reasons": list(reasons),
-            },
-        )
 
 
-def _insert_lease(
-    connection: Connection,
-    settings: RouterSettings,
-    demand: Demand,
-    worker: RowMapping,
-    placement: Mapping[str, Any],
-) -> None:
-    gpu_memory = worker["gpu_total_bytes"] if demand.gpu_memory_bytes is None else demand.gpu_memory_bytes
-    names = (
-        "placement_id",
-        "call_id",
-        "worker_id",
-        "worker_flavor",
-        "generation",
-        "checkpoint_id",
-        "checkpoint_flavor",
-    )
-    connection.execute(
-        statement("insert_lease"),
+def _package_rows(call_id: str, room: Reserved) -> list[dict[str, Any]]:
+    packages: list[SkippedPackage | KeptPackage] = [*room.skipped, *room.kept]
+    return [
         {
-            **{name: placement[name] for name in names},
-            "gpu": demand.gpu,
-            "memory_bytes": demand.memory_bytes,
-            "gpu_memory_bytes": (gpu_memory or 0) if demand.gpu else 0,
-            "accept_ms": round(settings.accept_timeout * 1000),
-        },
-    )
+            "call_id": call_id,
+            "position": position,
+            "requirement": package.requirement,
+            "skipped": isinstance(package, SkippedPackage),
+            "installed": package.installed,
+            "reason": package.reason,
+        }
+        for position, package in enumerate(packages)
+    ]
 
 
 def placement_of(columns: Mapping[str, Any] | RowMapping) -> Placement:

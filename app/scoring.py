@@ -1,20 +1,21 @@
-"""What each option costs a call: `app/sql/scoring.sql` chooses, this file hands in requests and reads the answers."""
+"""What each option costs a call: `app/sql/scoring.sql` prices and ranks all of them, this file hands in requests, remembers
+the answers, and takes the first that is an option for this call on this worker.
+"""
 
 import json
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from packaging.markers import default_environment
 from packaging.utils import canonicalize_name
 from sqlalchemy import Connection, Row, RowMapping
 
-from app.catalogue import find_active_catalogue, find_catalogue, read_distributions
+from app.catalogue import find_active_catalogue, find_catalogue, list_checkpoints, read_distributions
 from app.sql import statement
-from readie.cost import parents
+from readie.cost import COLD, parents
 from readie.errors import UnknownCatalogue, UnknownCheckpoint
 from readie.flavor import Flavor
 from readie.requirements import parse_requirement, split_requirements
@@ -27,15 +28,57 @@ MAX_PREFIXES = 64
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreRequest:
-    """What is to be priced: modules, by one catalogue, on one worker."""
+    """What is to be priced: modules, by one catalogue, and what is an option."""
 
     catalogue_id: int
-    generation: str  # of that catalogue
+    sha256: str  # of that catalogue
     modules: Sequence[str]
-    worker_id: str | None = None  # whose checkpoints are options; None: all are
+    held: Collection[str] | None = None  # checkpoints that the worker offers; None: all are options
     kept_distributions: Collection[str] = ()  # canonical names of what is installed although the root filesystem has it
     memory_bytes: int | None = None  # the call's budget; None: no limit
     base_bytes: int = 0  # of it, what a sandbox uses before any checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class PricedOption:
+    """A checkpoint and what it costs a call; `checkpoint_id` None, `ordinal` -1: the cold start."""
+
+    ordinal: int
+    checkpoint_id: str | None
+    size_bytes: int
+    size_ns: int
+    missing_ns: int
+
+    @property
+    def cost_ns(self) -> int:
+        """What it costs in all."""
+        return self.size_ns + self.missing_ns
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prices:
+    """What modules stand for by one catalogue, and what each of its options costs, the best first."""
+
+    items: Mapping[str, str]  # module → the item that it stands for
+    closure_ids: list[int]  # what is needed
+    checkpoints: Sequence[Row[Any]]  # the catalogue's, by ordinal
+    ordinals: list[int]  # ranked
+    costs_ns: list[int]  # of these
+
+    def options(self) -> Iterator[PricedOption]:
+        """All of them, the best first."""
+        for ordinal, cost_ns in zip(self.ordinals, self.costs_ns, strict=True):
+            if ordinal == COLD:
+                yield PricedOption(COLD, None, 0, 0, cost_ns)
+            else:
+                listed = self.checkpoints[ordinal]
+                missing_ns = cost_ns - listed.size_ns
+                yield PricedOption(ordinal, listed.checkpoint_id, listed.size_bytes, listed.size_ns, missing_ns)
+
+    @property
+    def cold_cost_ns(self) -> int:
+        """What the cold start costs."""
+        return self.costs_ns[self.ordinals.index(COLD)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,13 +94,111 @@ class Choice:
 
 
 def score_calls(connection: Connection, requests: Sequence[ScoreRequest]) -> list[Choice]:
-    """The cheapest option of each request, in their order, by one statement."""
-    return [_choice(request, row) for request, row in zip(requests, _score(connection, requests), strict=True)]
+    """The cheapest option of each request, in their order."""
+    spoiled = _find_spoiled(connection, requests)
+    return [
+        _choose(request, prices, spoiled.get(number, {}))
+        for number, (request, prices) in enumerate(zip(requests, price_calls(connection, requests), strict=True))
+    ]
+
+
+def price_calls(connection: Connection, requests: Sequence[ScoreRequest]) -> list[Prices]:
+    """What each request's options cost, in their order: from memory, else by one statement for all the others.
+
+    A catalogue never changes, so what it says of the same modules does not either.
+    """
+    keys = [(request.sha256, tuple(request.modules)) for request in requests]
+    found = {key: remembered for key in keys if (remembered := prices.find(key)) is not None}
+    anew = {key: request for key, request in zip(keys, requests, strict=True) if key not in found}
+    for key, priced in zip(anew, _price(connection, list(anew.values())), strict=True):
+        found[key] = priced
+        prices.keep(key, priced, 50 * len(priced.ordinals) + sum(200 + 4 * len(module) for module in key[1]))
+    return [found[key] for key in keys]
+
+
+def _price(connection: Connection, requests: Sequence[ScoreRequest]) -> list[Prices]:
+    if not requests:
+        return []
+    asked = list(
+        dict.fromkeys(
+            (request.catalogue_id, prefix)
+            for request in requests
+            for module in request.modules
+            for prefix in _prefixes(module)
+        )
+    )
+    parameters = {"catalogue_ids": [number for number, _ in asked], "keys": [key for _, key in asked]}
+    rows = connection.execute(statement("match_items"), parameters).all() if asked else []
+    closures = {(row.catalogue_id, row.key): row.closure_id for row in rows}
+    matched: list[dict[str, str]] = []
+    needed: list[list[int]] = []
+    for request in requests:
+        of = request.catalogue_id
+        stands_for = {
+            module: next((prefix for prefix in _prefixes(module) if (of, prefix) in closures), None)
+            for module in request.modules
+        }
+        matched.append({module: key for module, key in stands_for.items() if key is not None})
+        needed.append(sorted({-1, *(closures[of, key] for key in matched[-1].values())}))
+    parameters = {
+        "requests": [number for number, ids in enumerate(needed) for _ in ids],
+        "catalogue_ids": [requests[number].catalogue_id for number, ids in enumerate(needed) for _ in ids],
+        "closure_ids": [closure_id for ids in needed for closure_id in ids],
+    }
+    ranked = {row.request: row for row in connection.execute(statement("price_options"), parameters)}
+    return [
+        Prices(
+            items=items,
+            closure_ids=ids,
+            checkpoints=_list_checkpoints(connection, request),
+            ordinals=ranked[number].ordinals,
+            costs_ns=ranked[number].costs_ns,
+        )
+        for number, (request, items, ids) in enumerate(zip(requests, matched, needed, strict=True))
+    ]
+
+
+def _list_checkpoints(connection: Connection, request: ScoreRequest) -> Sequence[Row[Any]]:
+    listed = checkpoints.find(request.sha256)
+    if listed is None:
+        listed = list_checkpoints(connection, request.catalogue_id)
+        checkpoints.keep(request.sha256, listed, 500 * len(listed))
+    return listed
+
+
+def _find_spoiled(connection: Connection, requests: Sequence[ScoreRequest]) -> dict[int, dict[int, str]]:
+    """Request → ordinals of checkpoints that are no option → the distribution that is installed anew."""
+    kept = [
+        (number, request.catalogue_id, name)
+        for number, request in enumerate(requests)
+        for name in request.kept_distributions
+    ]
+    spoiled: dict[int, dict[int, str]] = {}
+    if kept:
+        numbers, ids, names = map(list, zip(*kept, strict=True))
+        parameters = {"requests": numbers, "catalogue_ids": ids, "distributions": names}
+        for row in connection.execute(statement("list_spoiled"), parameters):
+            spoiled.setdefault(row.request, {})[row.ordinal] = row.distribution
+    return spoiled
+
+
+def _choose(request: ScoreRequest, found: Prices, spoiled: Mapping[int, str]) -> Choice:
+    """The first of the ranked options that is one: the cold start always is."""
+    best = next(option for option in found.options() if _why_excluded(option, request, spoiled) is None)
+    return Choice(
+        checkpoint_id=best.checkpoint_id,
+        ordinal=best.ordinal,
+        cost_ns=best.cost_ns,
+        cold_cost_ns=found.cold_cost_ns,
+        items=found.items,
+        unmatched=[module for module in dict.fromkeys(request.modules) if module not in found.items],
+    )
 
 
 def catalogue_for_worker(connection: Connection, worker_id: str) -> RowMapping | None:
-    """(catalogue_id, sha256, generation, flavor, alpha, restore_fixed_ns, cold_fixed_ns) of the catalogue that prices
-    calls on this worker: its flavor's active one if it holds that generation, else the newest of which it does.
+    """(catalogue_id, sha256, generation, flavor, alpha, restore_fixed_ns, cold_fixed_ns, held) of the catalogue that
+    prices calls on this worker: its flavor's active one if it holds that generation, else the newest of which it does.
+    `held` are the checkpoints of it that the worker offers, None for none.
 
     None: it holds the generation of no catalogue, so calls on it start cold.
     """
@@ -100,51 +241,56 @@ def explain(
         )
     score = ScoreRequest(
         catalogue_id=catalogue.catalogue_id,
-        generation=catalogue.generation,
+        sha256=catalogue.sha256,
         modules=request.modules,
         memory_bytes=request.memory,
         kept_distributions=conflicting_distributions(kept),
     )
-    rows = _score(connection, [score], every=True)
-    choice = _choice(score, rows[0])
-    itemised = {choice.ordinal} | _ordinals_of(rows, request.items_of)
-    missing = _missing_items(connection, score.catalogue_id, choice.items.values(), itemised)
+    [found], spoiled = price_calls(connection, [score]), _find_spoiled(connection, [score]).get(0, {})
+    excluded = {option.ordinal: _why_excluded(option, score, spoiled) for option in found.options()}
+    options = sorted(found.options(), key=lambda option: excluded[option.ordinal] is not None)  # stable
+    itemised = {options[0].ordinal} | _ordinals_of(options, request.items_of)
+    missing = _missing_items(connection, score.catalogue_id, found.closure_ids, itemised)
     explanation = Explanation(
         flavor=flavor,
         catalogue=catalogue.sha256,
         generation=catalogue.generation,
         alpha=catalogue.alpha,
-        matches=[Match(module=module, item=choice.items.get(module)) for module in request.modules],
+        matches=[Match(module=module, item=found.items.get(module)) for module in request.modules],
         options=[
             Option(
-                checkpoint_id=row.checkpoint_id,
-                size=ns_to_seconds(row.size_ns),
-                missing=ns_to_seconds(row.missing_ns),
-                total=ns_to_seconds(row.cost_ns),
-                total_ns=row.cost_ns,
-                excluded=_why_excluded(row, score),
-                items=missing.get(row.ordinal),
+                checkpoint_id=option.checkpoint_id,
+                size=ns_to_seconds(option.size_ns),
+                missing=ns_to_seconds(option.missing_ns),
+                total=ns_to_seconds(option.cost_ns),
+                total_ns=option.cost_ns,
+                excluded=excluded[option.ordinal],
+                items=missing.get(option.ordinal),
             )
-            for row in rows
+            for option in options
         ],
         skipped=skipped,
         kept=kept,
     )
     if key is not None:
-        answers.keep(key, explanation)
+        entries = len(options) + sum(map(len, missing.values()))
+        answers.keep(key, explanation, 250 * entries + sum(200 + 4 * len(module) for module in request.modules))
     return explanation
 
 
-class Answers:
-    """Explanations by what they depend on, those asked for last, up to about `most_bytes` of them."""
+Answer = TypeVar("Answer")
+
+
+class Answers(Generic[Answer]):
+    """Answers by what they depend on, those asked for last, up to about `most_bytes` of them."""
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
         self.size_bytes = 0
-        self._kept: OrderedDict[Hashable, tuple[Explanation, int]] = OrderedDict()
+        self._kept: OrderedDict[Hashable, tuple[Answer, int]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def find(self, key: Hashable) -> Explanation | None:
+    def find(self, key: Hashable) -> Answer | None:
         """The answer that was kept, if it still is."""
         with self._lock:
             if key not in self._kept:
@@ -152,10 +298,8 @@ class Answers:
             self._kept.move_to_end(key)
             return self._kept[key][0]
 
-    def keep(self, key: Hashable, answer: Explanation) -> None:
+    def keep(self, key: Hashable, answer: Answer, size_bytes: int) -> None:
         """Keeps an answer, and drops what was not asked for longest; one that would drop very many is not kept."""
-        entries = len(answer.options) + sum(len(option.items or ()) for option in answer.options)
-        size_bytes = 250 * entries + 4 * sum(len(match.module) + 50 for match in answer.matches)
         with self._lock:
             if key in self._kept or size_bytes > self.most_bytes // 8:
                 return
@@ -166,8 +310,10 @@ class Answers:
                 self.size_bytes -= dropped_bytes
 
 
-#: Of this process. 32 MB are a thousand answers of 100 options.
-answers = Answers(32 * 10**6)
+#: Of this process. 16 MB are three thousand priced module sets of 100 options, or five hundred explanations of them.
+prices: Answers[Prices] = Answers(16 * 10**6)
+checkpoints: Answers[Sequence[Row[Any]]] = Answers(16 * 10**6)  # of catalogues
+answers: Answers[Explanation] = Answers(16 * 10**6)
 
 
 def conflicting_distributions(kept: Iterable[KeptPackage]) -> list[str]:
@@ -184,59 +330,20 @@ def _markers(connection: Connection, flavor: Flavor) -> dict[str, str]:
     )
 
 
-def _score(connection: Connection, requests: Sequence[ScoreRequest], *, every: bool = False) -> Sequence[Row[Any]]:
-    prefixes = [
-        (number, position, depth, prefix)
-        for number, request in enumerate(requests)
-        for position, module in enumerate(request.modules)
-        for depth, prefix in _prefixes(module)
-    ]
-    kept = [(number, name) for number, request in enumerate(requests) for name in request.kept_distributions]
-    parameters = {
-        "requests": list(range(len(requests))),
-        "catalogue_ids": [request.catalogue_id for request in requests],
-        "generations": [request.generation for request in requests],
-        "worker_ids": [request.worker_id for request in requests],
-        "budgets_bytes": [
-            None if request.memory_bytes is None else request.memory_bytes - request.base_bytes for request in requests
-        ],
-        "prefix_requests": [number for number, _, _, _ in prefixes],
-        "prefix_modules": [position for _, position, _, _ in prefixes],
-        "prefix_depths": [depth for _, _, depth, _ in prefixes],
-        "prefixes": [prefix for _, _, _, prefix in prefixes],
-        "kept_requests": [number for number, _ in kept],
-        "kept_distributions": [name for _, name in kept],
-        "every": every,
-    }
-    return connection.execute(statement("score_calls"), parameters).all()
-
-
-def _prefixes(module: str) -> Iterator[tuple[int, str]]:
-    """(number of dots, name) of what a module may stand for, itself included; nothing if it can be no key."""
+def _prefixes(module: str) -> Iterator[str]:
+    """What a module may stand for, the longest name first, itself included; nothing if it can be no key."""
     if "\0" in module or any("\ud800" <= character <= "\udfff" for character in module):
         return
-    yield module.count("."), module
+    yield module
     if ":" not in module:
-        yield from islice(enumerate(reversed(parents(module))), MAX_PREFIXES)
+        yield from parents(module)[-MAX_PREFIXES:]
 
 
-def _choice(request: ScoreRequest, row: Row[Any]) -> Choice:
-    items = {request.modules[number]: key for number, key in zip(row.modules or [], row.keys or [], strict=True)}
-    return Choice(
-        checkpoint_id=row.checkpoint_id,
-        ordinal=row.ordinal,
-        cost_ns=row.cost_ns,
-        cold_cost_ns=row.cold_cost_ns,
-        items=items,
-        unmatched=[module for module in dict.fromkeys(request.modules) if module not in items],
-    )
-
-
-def _ordinals_of(rows: Iterable[Row[Any]], items_of: str | None) -> set[int]:
+def _ordinals_of(options: Iterable[PricedOption], items_of: str | None) -> set[int]:
     """The option that `items_of` names: a checkpoint's id, or `cold`."""
     if items_of is None:
         return set()
-    ordinals = {row.checkpoint_id or "cold": row.ordinal for row in rows}
+    ordinals = {option.checkpoint_id or "cold": option.ordinal for option in options}
     if items_of not in ordinals:
         listed = ", ".join(sorted(ordinals))
         raise UnknownCheckpoint(f"{items_of}: the catalogue lists {listed}", "Name one of these, or cold.")
@@ -244,21 +351,23 @@ def _ordinals_of(rows: Iterable[Row[Any]], items_of: str | None) -> set[int]:
 
 
 def _missing_items(
-    connection: Connection, catalogue_id: int, keys: Iterable[str], ordinals: Iterable[int]
+    connection: Connection, catalogue_id: int, closure_ids: Sequence[int], ordinals: Iterable[int]
 ) -> dict[int, list[MissingItem]]:
     missing: dict[int, list[MissingItem]] = {ordinal: [] for ordinal in ordinals}
-    parameters = {"catalogue_id": catalogue_id, "keys": sorted(set(keys)), "ordinals": sorted(missing)}
+    parameters = {"catalogue_id": catalogue_id, "closure_ids": closure_ids, "ordinals": sorted(missing)}
     for row in connection.execute(statement("list_missing_items"), parameters):
         missing[row.ordinal].append(MissingItem(item=row.key, seconds=ns_to_seconds(row.load_ns)))
     return missing
 
 
-def _why_excluded(row: Row[Any], request: ScoreRequest) -> str | None:
-    if row.kept_distribution is not None:
-        return f"holds modules of {row.kept_distribution}, which is installed anew: the loaded ones would win"
-    if not row.held:
-        return f"worker {request.worker_id} does not hold it"
-    if not row.fits:
+def _why_excluded(option: PricedOption, request: ScoreRequest, spoiled: Mapping[int, str]) -> str | None:
+    if option.ordinal == COLD:
+        return None
+    if option.ordinal in spoiled:
+        return f"holds modules of {spoiled[option.ordinal]}, which is installed anew: the loaded ones would win"
+    if request.held is not None and option.checkpoint_id not in request.held:
+        return "the worker does not hold it"
+    if request.memory_bytes is not None and option.size_bytes + request.base_bytes > request.memory_bytes:
         base = f" and {request.base_bytes} for the sandbox" if request.base_bytes else ""
-        return f"needs {row.size_bytes} bytes{base}, more than the budget of {request.memory_bytes}"
+        return f"needs {option.size_bytes} bytes{base}, more than the budget of {request.memory_bytes}"
     return None

@@ -24,7 +24,7 @@ from sqlalchemy import (
     UniqueConstraint,
     func,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, BIT
+from sqlalchemy.dialects.postgresql import BIT
 from sqlalchemy.ext.compiler import compiles
 
 metadata = MetaData(
@@ -126,41 +126,22 @@ items = Table(
     Column("resource_type", Text, nullable=False),
     Column("distribution", Text, nullable=False),  # canonical; '' for a dataset, model or tokenizer
     Column("closure_id", Integer, nullable=False),  # whose bits are the atoms that this item needs
-    Column("atom_id", Integer, nullable=False),  # the atom that it belongs to
+    Column("atom_id", Integer, nullable=False),  # its atom: a position in bit strings, from 0
     UniqueConstraint("catalogue_id", "key"),
     CheckConstraint("load_ns >= 0 AND size_mb >= 0", name="not_negative"),
     CheckConstraint("resource_type IN ('package', 'dataset', 'model', 'tokenizer')", name="resource_type"),
     _of_catalogue(),
 )
 
-# An atom is a set of items that every closure and every checkpoint treats alike (docs/decisions/0001-closures.md).
-atoms = Table(
-    "atoms",
-    metadata,
-    _key("catalogue_id", Integer),
-    _key("atom_id", Integer),  # dense, from 0: its position in closures.bits
-    Column("class_id", Integer, nullable=False),
-    Column("load_ns", BigInteger, nullable=False),  # sum over its items
-    CheckConstraint("load_ns >= 0", name="not_negative"),
-    _of_catalogue(),
-)
-
+# Bit strings over atoms: an atom is a set of items that every closure and every checkpoint treats alike
+# (docs/decisions/0001-closures.md). One atom more belongs to no item: every call needs it, and what it costs is the size
+# of whatever is restored. The strings of one catalogue are equally long.
 closures = Table(
     "closures",
     metadata,
     _key("catalogue_id", Integer),
-    _key("closure_id", Integer),
-    Column("bits", BitString, nullable=False),  # one bit an atom
-    _of_catalogue(),
-)
-
-# A class is a set of atoms that are in the same checkpoints.
-classes = Table(
-    "classes",
-    metadata,
-    _key("catalogue_id", Integer),
-    _key("class_id", Integer),
-    Column("ordinals", ARRAY(Integer), nullable=False),  # of the checkpoints that hold them
+    _key("closure_id", Integer),  # -1: what every call needs
+    Column("bits", BitString, nullable=False),  # the atoms that it needs
     _of_catalogue(),
 )
 
@@ -175,6 +156,28 @@ checkpoints = Table(
     Column("size_ns", BigInteger, nullable=False),  # alpha × size_mb
     UniqueConstraint("catalogue_id", "checkpoint_id"),
     CheckConstraint("size_mb >= 0 AND size_bytes >= 0 AND size_ns >= 0", name="not_negative"),
+    _of_catalogue(),
+)
+
+contents = Table(
+    "contents",
+    metadata,
+    _key("catalogue_id", Integer),
+    _key("ordinal", Integer),
+    Column("bits", BitString, nullable=False),  # the atoms that the checkpoint holds
+    _of_catalogue(),
+)
+
+# What each atom costs a call with each option, in binary digits: a plane has the atoms whose price has this digit. So the
+# sum of weight x bit_count(bits & needed) is the option's cost. What a checkpoint holds costs nothing.
+planes = Table(
+    "planes",
+    metadata,
+    _key("catalogue_id", Integer),
+    _key("ordinal", Integer),  # of the checkpoint; -1: the cold start
+    _key("weight", BigInteger),  # a power of two, nanoseconds
+    Column("bits", BitString, nullable=False),
+    CheckConstraint("weight > 0", name="weight"),
     _of_catalogue(),
 )
 

@@ -5,11 +5,9 @@ Behind the wake-ups is a slow look into the database, for what was written elsew
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TypeVar
-
-from litestar.concurrency import sync_to_thread
 
 #: Seconds between two looks into the database where nothing wakes.
 DATABASE_POLL = 2.0
@@ -54,9 +52,9 @@ class WakeUps:
         self.ring(*topics)
 
     async def wait(
-        self, topic: str, seconds: float, read: Callable[[], Answer], enough: Callable[[Answer], bool]
+        self, topic: str, seconds: float, read: Callable[[], Awaitable[Answer]], enough: Callable[[Answer], bool]
     ) -> Answer:
-        """What `read` gives, in a thread, as soon as it is `enough`, or else when `seconds` are over."""
+        """What `read` gives as soon as it is `enough`, or else when `seconds` are over."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         woken = asyncio.Event()
@@ -65,7 +63,7 @@ class WakeUps:
         try:
             while True:
                 woken.clear()  # before reading: what is written from here on wakes
-                answer = await sync_to_thread(read)
+                answer = await read()
                 left = deadline - loop.time()
                 if enough(answer) or left <= 0 or self.closed:
                     return answer

@@ -1,7 +1,6 @@
 """The API: explains and placements a second, one router process, 32 connections, generator on the same cores."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,7 +10,6 @@ from benchmarks.bench import Bench, Line, Target, percentile, say
 from benchmarks.fresh import run_fresh
 from benchmarks.load import Load
 from benchmarks.router import running_router
-from readie.projection import load_catalogue
 from readie.units import ns_to_seconds
 
 CONNECTIONS = 32
@@ -24,10 +22,10 @@ MOST_EXPLAINS = 2000
 def run(bench: Bench) -> Iterator[Line]:
     """Each kind of request for some seconds, on a router of its own for each database."""
     catalogue = bench.catalogue()
-    document = str(catalogue.document)
     asked = scoring.requests(catalogue, 5)
-    plain = run_fresh(scoring.time_baseline, document=document, module_sets=asked, expanded=5).value
+    plain = run_fresh(scoring.time_baseline, document=str(catalogue.document), module_sets=asked, expanded=5).value
     seconds = 10.0 if not bench.quick else 0.5
+    connections = bench.repeats(CONNECTIONS, 2)
     fresh = catalogue.module_sets(int(seconds * 1.5 * MOST_EXPLAINS), seed=10)
     again = catalogue.module_sets(200, seed=11)
     held = {"generation": catalogue.generation, "checkpoint_ids": catalogue.checkpoint_ids, "workers": WORKERS}
@@ -42,14 +40,14 @@ def run(bench: Bench) -> Iterator[Line]:
         with bench.database(kind) as url, running_router(url, log, catalogue.document.parent) as router:
             for name, (generate, arguments, least) in loads.items():
                 say(f"{name} on {kind}")
-                timing = {"seconds": seconds, "warm_up_s": seconds / 5, "connections": CONNECTIONS}
+                timing = {"seconds": seconds, "warm_up_s": seconds / 5, "connections": connections}
                 ours = run_fresh(generate, port=router.port, process_id=router.process_id, **timing, **arguments).value
                 found = msgspec.convert(ours, Load)
                 if found.errors:
                     say(f"{len(found.errors)} errors, such as {found.errors[0]}")
-                if wrong := run_fresh(count_wrong, document=document, samples=found.samples).value:
+                if wrong := count_wrong(bench.limit(catalogue), found.samples):
                     raise RuntimeError(f"{name}: {wrong} of {len(found.samples)} answers are not the limit's")
-                wanted = None if name == "api-place" and kind == "duckdb" else least
+                wanted = None if name == "api-place" and kind == "duckdb" else least  # a cluster is on PostgreSQL
                 line = bench.line(
                     name,
                     catalogue,
@@ -62,7 +60,7 @@ def run(bench: Bench) -> Iterator[Line]:
                     p50_ms=1000 * percentile(found.latencies, 0.5),
                     p99_ms=1000 * percentile(found.latencies, 0.99),
                     errors=len(found.errors),
-                    connections=CONNECTIONS,
+                    connections=connections,
                     generator_cores=found.generator_cpu_s / found.seconds,
                     router_cores=found.router_cpu_s / found.seconds,
                     compared=len(found.samples),
@@ -70,12 +68,11 @@ def run(bench: Bench) -> Iterator[Line]:
                 yield msgspec.structs.replace(line, met=False) if found.errors and line.met else line
 
 
-def count_wrong(document: str, samples: list[tuple[list[str], str | None, float, float]]) -> int:
+def count_wrong(right: limit.Router, samples: list[tuple[list[str], str | None, float, float]]) -> int:
     """How many answers differ from the limit's."""
-    catalogue = limit.Router(load_catalogue(Path(document)))
     wrong = 0
     for modules, checkpoint_id, cost, cold_cost in samples:
-        right = catalogue.answer(modules)
-        expected = (right.checkpoint_id, ns_to_seconds(right.cost_ns), ns_to_seconds(right.cold_cost_ns))
+        best = right.answer(modules)
+        expected = (best.checkpoint_id, ns_to_seconds(best.cost_ns), ns_to_seconds(best.cold_cost_ns))
         wrong += expected != (checkpoint_id, cost, cold_cost)
     return wrong

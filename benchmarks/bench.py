@@ -22,12 +22,17 @@ from psycopg import sql
 from sqlalchemy import make_url
 
 from app.database import migrate, open_database
+from benchmarks import limit
 from benchmarks.catalogues import GeneratedCatalogue, Size, find_catalogue, make
 from benchmarks.fresh import ROOT, run_fresh
+from readie.projection import load_catalogue
 from tests.postgres import running_postgresql
 
 Kind = Literal["duckdb", "postgresql"]
 KINDS: tuple[Kind, ...] = ("duckdb", "postgresql")
+
+#: Items of the catalogue that the targets are for: about 400 MB.
+FULL_SIZE = 5000
 
 _LIBRARIES = ["duckdb", "psycopg", "sqlalchemy", "litestar", "uvicorn", "numpy", "pyarrow", "msgspec"]
 
@@ -85,6 +90,7 @@ class Bench:
     quick: bool
     folder: Path  # for files that are deleted at the end
     stack: ExitStack = field(default_factory=ExitStack)
+    _limits: dict[Path, limit.Router] = field(default_factory=dict)
 
     def repeats(self, count: int, quick: int = 1) -> int:
         """How often to do something: `count` times, or `quick` in a trial run."""
@@ -101,6 +107,12 @@ class Bench:
         if found is None:
             raise RuntimeError(f"the catalogue of {packages} items was made, and is not there")
         return found
+
+    def limit(self, catalogue: GeneratedCatalogue) -> limit.Router:
+        """The limit over a catalogue; it is kept, for it is in no process that is measured."""
+        if catalogue.folder not in self._limits:
+            self._limits[catalogue.folder] = limit.Router(load_catalogue(catalogue.document))
+        return self._limits[catalogue.folder]
 
     @cached_property
     def postgresql(self) -> str:
@@ -164,7 +176,9 @@ class Bench:
         target: Target | None = None,
         **detail: Any,
     ) -> Line:
-        """A figure as it is printed, with where and when it was measured."""
+        """A figure as it is printed, with where and when it was measured. Targets are for the full size."""
+        if self.quick or catalogue.size.items < FULL_SIZE:
+            target = None
         return Line(
             name=name,
             database=kind,
@@ -200,7 +214,9 @@ def say(words: str) -> None:
 
 
 def percentile(values: Sequence[float], part: float) -> float:
-    """The value that `part` of them do not exceed; 0.5 is the median."""
+    """The value that `part` of them do not exceed; 0.5 is the median. Raises `ValueError` if there are none."""
+    if not values:
+        raise ValueError("nothing was measured")
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, round(part * (len(ordered) - 1)))]
 

@@ -22,8 +22,9 @@ from readie.wire import CallPlaced, CallStatus, Explanation, HeldGeneration, Ord
 #: One answer in so many is decoded and handed back, to be compared with the limit's.
 SAMPLED = 20
 
-#: Of simulated workers: more than enough for one call a connection.
-MEMORY = 64 * 2**30
+#: Bytes: with this budget every checkpoint is an option, and a worker has room for more calls than there are.
+BUDGET = 16 * 2**30
+MEMORY = 1024 * BUDGET
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +94,7 @@ class Generator:
         self.samples: list[tuple[list[str], str | None, float, float]] = []
         self.stop = False
         self.counting = False
+        self.something = asyncio.Event()  # was counted, or went wrong
 
     async def connect(self) -> Connection:
         _, connection = await asyncio.get_running_loop().create_connection(Connection, "127.0.0.1", self.port)
@@ -109,6 +111,7 @@ class Generator:
         begin, cpu_s, router_cpu_s = time.perf_counter(), time.process_time(), cpu_seconds(self.process_id)
         self.counting = True
         await asyncio.sleep(self.seconds)
+        await self.something.wait()  # however slow: at least one
         self.counting = False
         seconds = time.perf_counter() - begin
         cpu_s, router_cpu_s = time.process_time() - cpu_s, cpu_seconds(self.process_id) - router_cpu_s
@@ -133,6 +136,7 @@ class Generator:
         if not self.counting:
             return False
         self.latencies.append(latency_s)
+        self.something.set()
         return len(self.latencies) % SAMPLED == 1
 
     def good(self, status: int, body: bytes) -> bool:
@@ -140,6 +144,7 @@ class Generator:
         if 200 <= status < 300:
             return True
         self.errors.append(f"{status}: {body[:300]!r}")
+        self.something.set()
         return False
 
 
@@ -310,9 +315,10 @@ def explain_and_place(
                     generator.good(*await connection.ask(request("PUT", path, ending)))
 
     async def work() -> None:
-        await _report(generator, 0, generation, checkpoint_ids)
+        reporting = asyncio.ensure_future(await _report(generator, 0, generation, checkpoint_ids))
         numbers = iter(range(len(module_sets)))
         await asyncio.gather(*(user(numbers) for _ in range(8)))
+        reporting.cancel()
 
     uvloop.run(work())
     if generator.errors:
@@ -320,8 +326,9 @@ def explain_and_place(
 
 
 def _call(modules: list[str]) -> bytes:
-    payload = "cGF5bG9hZA==" * 64  # 576 bytes: a small function
-    return request("POST", "/v1/calls", {"payload": payload, "python": "3.11", "modules": modules})
+    payload = bytes(600)  # of a small function
+    body = {"payload": payload, "python": "3.11", "modules": modules, "memory": BUDGET}
+    return request("POST", "/v1/calls", body)
 
 
 def _count_placed(generator: Generator, latency_s: float, modules: list[str], placed: CallPlaced) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from benchmarks import baseline, load
 from benchmarks.bench import Bench, Line, Target
 from benchmarks.fresh import run_fresh
+from benchmarks.imports import import_into
 from benchmarks.router import running_router
 
 #: MB, of the router's process.
@@ -20,8 +21,7 @@ def run(bench: Bench) -> Iterator[Line]:
     log = bench.folder / "router.log"
     for kind in bench.kinds:
         with bench.database(kind) as url:
-            with running_router(url, log, catalogue.document.parent):  # the first start imports
-                pass
+            run_fresh(import_into, url=url, document=str(catalogue.document))
             with running_router(url, log, catalogue.document.parent) as router:
                 started_mb = router.resident_mb()
                 run_fresh(

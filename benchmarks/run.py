@@ -10,16 +10,18 @@ docs/benchmarks.md says what each benchmark is about.
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-sys.path[0] = str(ROOT)  # not this folder: its files are named for what they measure, like others' packages
+if __name__ == "__main__":  # this folder's files are named for what they measure: they must not be found as packages
+    sys.path[0] = str(ROOT)
 
 import msgspec  # noqa: E402
 
 from benchmarks import api, growth, imports, memory, scoring, start, tables  # noqa: E402
 from benchmarks.bench import KINDS, Bench, Kind, Line, opened_bench, say  # noqa: E402
+from readie.files import replaced  # noqa: E402
 
 BENCHMARKS: dict[str, Callable[[Bench], Iterator[Line]]] = {
     "start": start.run,
@@ -68,14 +70,8 @@ def read_lines(path: Path) -> list[Line]:
 def keep_line(path: Path, line: Line) -> None:
     """Puts a line into a file of results, in the place of the one that it replaces."""
     lines = {each.key: each for each in read_lines(path)} | {line.key: line}
-    write_lines(path, lines.values())
-
-
-def write_lines(path: Path, lines: Iterable[Line]) -> None:
-    """Writes a file of results, whole or not at all."""
-    aside = path.with_suffix(".partial")
-    aside.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
-    aside.replace(path)
+    with replaced(path) as aside:
+        aside.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in lines.values()))
 
 
 if __name__ == "__main__":

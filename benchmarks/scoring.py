@@ -22,10 +22,9 @@ from benchmarks.catalogues import GeneratedCatalogue
 from benchmarks.fresh import run_fresh
 from benchmarks.imports import import_into
 from readie.flavor import Flavor
-from readie.projection import load_catalogue
 
 BATCH = 64
-WARM_UP = 16
+WARM_UP = 8
 
 #: Milliseconds a call at most: one never seen before, in a batch, with checkpoints that are no closed sets, seen before.
 SINGLE_MS = {"duckdb": 4.0, "postgresql": 2.0}
@@ -38,29 +37,30 @@ _Found = TypeVar("_Found")
 
 
 def requests(catalogue: GeneratedCatalogue, count: int) -> list[list[str]]:
-    """The module sets that are measured, after those that warm up."""
+    """The module sets that are asked for, each once: some to warm up, then `count`."""
     return catalogue.module_sets(WARM_UP + count, seed=1)
 
 
 def run(bench: Bench) -> Iterator[Line]:
     """On the catalogue, and on one whose checkpoints lack 3 % of their items."""
-    for missing, suffix in ((0.0, ""), (0.03, "-open")):
+    for missing, suffix in [(0.0, ""), (0.03, "-open")][: bench.repeats(2)]:
         catalogue = bench.catalogue(missing=missing)
         say(f"the baseline scores {catalogue.document}")
-        asked = requests(catalogue, bench.repeats(3, 1) * BATCH)
-        arguments = {"document": str(catalogue.document), "module_sets": asked}
-        plain = run_fresh(time_baseline, expanded=bench.repeats(20, 3), **arguments).value
-        bits = run_fresh(time_limit, **arguments).value
+        singles, batches = bench.repeats(128, 8), bench.repeats(3)
+        asked = requests(catalogue, singles + batches * BATCH)
+        document = str(catalogue.document)
+        plain = run_fresh(time_baseline, document=document, module_sets=asked, expanded=bench.repeats(20, 3)).value
+        bits = time_limit(bench.limit(catalogue), asked)
         _compare("the limit", bits["answers"], plain["answers"])
         for kind in bench.kinds:
             say(f"scoring{suffix} on {kind}")
             with bench.database(kind) as url:
-                run_fresh(import_into, url=url, document=str(catalogue.document))
-                ours = run_fresh(time_ours, url=url, module_sets=asked)
+                run_fresh(import_into, url=url, document=document)
+                ours = run_fresh(time_ours, url=url, module_sets=asked, singles=singles)
             for way, target in _targets(kind, closed=not missing).items():
                 seconds, answers = ours.value[way]["seconds"], ours.value[way]["answers"]
-                if answers is not None:
-                    _compare(f"{kind}, {way}", answers, plain["answers"])
+                first = singles if way == "batch" else 0
+                _compare(f"{kind}, {way}", answers, plain["answers"][first : first + len(answers)])
                 yield bench.line(
                     f"scoring-{way}{suffix}",
                     catalogue,
@@ -74,7 +74,7 @@ def run(bench: Bench) -> Iterator[Line]:
                     p95_ms=_ms(seconds, 0.95),
                     measured=len(seconds),
                     **({"a_statement": BATCH} if way == "batch" else {}),
-                    **({} if answers is None else {"compared": len(answers)}),
+                    compared=len(answers),
                     baseline_p95_ms=_ms(plain["seconds"], 0.95),
                     baseline_transitive_ms=_ms(plain["transitive_seconds"], 0.5),
                 )
@@ -103,45 +103,45 @@ def _compare(who: str, answers: list[Any], right: list[Any]) -> None:
         )
 
 
+def time_limit(router: limit.Router, module_sets: list[list[str]]) -> dict[str, Any]:
+    """Seconds a call of the same algebra in NumPy."""
+    for modules in module_sets[:WARM_UP]:
+        router.answer(modules)
+    found = [_timed(router.answer, modules) for modules in module_sets[WARM_UP:]]
+    return {"seconds": [seconds for seconds, _ in found], "answers": [_answer(answer) for _, answer in found]}
+
+
 # ---- in processes of their own; answers are (checkpoint id, cost, cold cost) in nanoseconds ----
 
 
-def time_ours(url: str, module_sets: list[list[str]]) -> dict[str, Any]:
-    """Seconds a call: one in a statement, many in a statement, and asked for again."""
+def time_ours(url: str, module_sets: list[list[str]], singles: int) -> dict[str, Any]:
+    """Seconds a call: the first `singles` one in a statement, each again, the others many in a statement."""
     with closing(open_database(url)) as database:
         with database.reading() as connection:
             active = find_active_catalogue(connection, Flavor.CPU)
         if active is None:
             raise RuntimeError("the catalogue is not active")
-        asked = [
-            ScoreRequest(catalogue_id=active.catalogue_id, generation=active.generation, modules=modules)
-            for modules in module_sets
-        ]
 
-        def score(requests: Sequence[ScoreRequest]) -> tuple[float, list[Choice]]:
+        def score(module_sets: Sequence[list[str]]) -> tuple[float, list[Choice]]:
+            requests = [
+                ScoreRequest(catalogue_id=active.catalogue_id, sha256=active.sha256, modules=modules)
+                for modules in module_sets
+            ]
             with database.reading() as connection:
                 return _timed(partial(score_calls, connection), requests)
 
-        for request in asked[:WARM_UP]:
-            score([request])
-        single = [score([request]) for request in asked[WARM_UP:]]
-        seen = [score([request])[0] for request in asked[-8:] for _ in range(25)]
-
-    # Opened anew, and in an order of their own: nothing of a batch was asked for as it is.
-    with closing(open_database(url)) as database:
-        score(asked[:WARM_UP])
-        rest = asked[WARM_UP:]
+        for modules in module_sets[:WARM_UP]:
+            score([modules])
+        asked, rest = module_sets[WARM_UP : WARM_UP + singles], module_sets[WARM_UP + singles :]
+        single = [score([modules]) for modules in asked]
+        seen = [score([modules]) for modules in asked]
         batches = [score(rest[start : start + BATCH]) for start in range(0, len(rest), BATCH)]
     return {
-        "single": {
-            "seconds": [seconds for seconds, _ in single],
-            "answers": [_answer(choice) for _, [choice] in single],
-        },
-        "seen": {"seconds": seen, "answers": None},
-        "batch": {
-            "seconds": [seconds / BATCH for seconds, _ in batches],
-            "answers": [_answer(choice) for _, choices in batches for choice in choices],
-        },
+        way: {
+            "seconds": [seconds / len(choices) for seconds, choices in scored],
+            "answers": [_answer(choice) for _, choices in scored for choice in choices],
+        }
+        for way, scored in (("single", single), ("seen", seen), ("batch", batches))
     }
 
 
@@ -165,15 +165,6 @@ def time_baseline(document: str, module_sets: list[list[str]], expanded: int) ->
         "transitive_seconds": [seconds for seconds, _ in quicker],
         "answers": [_answer(answer) for _, answer in quicker],
     }
-
-
-def time_limit(document: str, module_sets: list[list[str]]) -> dict[str, Any]:
-    """Seconds a call of the same algebra in NumPy."""
-    router = limit.Router(load_catalogue(Path(document)))
-    for modules in module_sets[:WARM_UP]:
-        router.answer(modules)
-    found = [_timed(router.answer, modules) for modules in module_sets[WARM_UP:]]
-    return {"seconds": [seconds for seconds, _ in found], "answers": [_answer(answer) for _, answer in found]}
 
 
 def _timed(work: Callable[[_Asked], _Found], asked: _Asked) -> tuple[float, _Found]:

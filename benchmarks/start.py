@@ -7,6 +7,7 @@ from pathlib import Path
 from benchmarks import baseline
 from benchmarks.bench import Bench, Line, Target
 from benchmarks.fresh import run_fresh
+from benchmarks.imports import import_into
 from benchmarks.router import running_router
 
 
@@ -21,9 +22,7 @@ def run(bench: Bench) -> Iterator[Line]:
         seconds: dict[Path, list[float]] = {catalogue.document.parent: [], nothing: []}
         with bench.database(kind) as holding, bench.database(kind) as empty:
             urls = dict(zip(seconds, (holding, empty), strict=True))
-            for folder, url in urls.items():
-                with running_router(url, log, folder):  # the first start imports
-                    pass
+            run_fresh(import_into, url=holding, document=str(catalogue.document))
             for _ in range(bench.repeats(7)):
                 for folder, url in urls.items():
                     with running_router(url, log, folder) as router:

@@ -13,10 +13,10 @@ def fill(page: str, lines: Iterable[Line]) -> str:
     found = list(lines)
     tables = {"results": results(found), "growth": growth(found), "machine": machine(found)}
     for name, table in tables.items():
-        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-        if not pattern.search(page):
+        place = re.search(rf"<!-- {name} -->\n(.*?)<!-- end -->", page, re.DOTALL)
+        if place is None:
             raise ValueError(f"the page has no place for {name}")
-        page = pattern.sub(lambda match, table=table: f"{match[1]}\n{table}\n{match[2]}", page)
+        page = f"{page[: place.start(1)]}\n{table}\n{page[place.end(1) :]}"
     return page
 
 
@@ -66,7 +66,7 @@ def growth(lines: Sequence[Line]) -> str:
 
 def machine(lines: Sequence[Line]) -> str:
     """Where, with what, and when."""
-    places = {}
+    places: dict[tuple[tuple[str, str], ...], list[Line]] = {}
     for line in lines:
         key = tuple(sorted((name, str(value)) for name, value in line.machine.items()))
         places.setdefault(key, []).append(line)

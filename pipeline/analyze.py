@@ -29,12 +29,14 @@ from pipeline.measurement import MeasuredItem
 from pipeline.pace import find_reference, settle
 from pipeline.processes import Mode, ProbeAnswer, ProbeFailure, ProbeStream, Sandbox, describe
 from pipeline.progress import Progress, say, stage
+from pipeline.resources import Wanted, add_needs, choose_loads, find_failed, list_wanted, select_runs, type_of
 from pipeline.rootfs import RootFilesystem, list_rootfs
 from readie.cost import parents
 from readie.errors import BadFile, Unavailable
 from readie.files import replaced
 from readie.flavor import Flavor
 from readie.manifest import Host
+from readie.resources import is_resource
 
 _MEASURED: tuple[Mode, Mode] = ("time", "memory")
 _KIB_MB = 1024 / 1e6
@@ -64,6 +66,7 @@ class Run(msgspec.Struct, frozen=True):
     failure: ProbeFailure | None = None
     waited_s: float = 0.0  # of wall_s: it was ready to run, and others had the processor
     pace_s: list[float] = []  # seconds of a fixed piece of work, before and after
+    declaration: str = ""  # of the resource that was loaded last (pipeline/resources.py)
 
     @property
     def pace(self) -> float | None:
@@ -280,6 +283,16 @@ def measure(stream: ProbeStream, roots: tuple[str, ...], mode: Mode) -> Run:
     return _keep(stream.ask(roots, mode), roots)
 
 
+def measure_resource(stream: ProbeStream, wanted: Wanted, mode: Mode) -> Run:
+    """One process that loads a dataset, model or tokenizer. One that leaves threads could not be captured: it fails."""
+    answer = stream.ask(wanted.roots, mode)
+    run = msgspec.structs.replace(_keep(answer, wanted.roots), declaration=wanted.declaration)
+    if run.failure is None and (answer.threads or 1) > 1:
+        detail = f"load {wanted.key}: {answer.threads} threads are left: such a process cannot be captured"
+        run = msgspec.structs.replace(run, failure=ProbeFailure("threads", detail))
+    return run
+
+
 @dataclass(frozen=True)
 class Budget:
     """Until when measuring may go on, by the monotonic clock."""
@@ -291,6 +304,11 @@ class Budget:
 
 
 Step = Callable[[ProbeStream], str]  # one process or more; says what it did
+
+
+def shorten(names: Sequence[str]) -> str:
+    """The first few of the names, and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def is_missing(failure: ProbeFailure | None, name: str) -> bool:
@@ -316,7 +334,7 @@ class _Edges:
 
         The last one loaded first, for it is likely to need the others.
         """
-        crashed = [run for run in self.journal.runs if run.mode == "edges" and not run.whole]
+        crashed = [run for run in self.journal.runs if run.mode == "edges" and not run.whole and not run.declaration]
         names = [node.name for run in crashed for node in run.nodes if not node.stdlib]
         roots = [Root((name,), 0) for name in dict.fromkeys(reversed(names))]
         return [root for root in roots if not self._is_settled(root)]
@@ -331,27 +349,32 @@ class _Edges:
                 return True
         return True
 
-    def _measure(self, stream: ProbeStream, roots: tuple[str, ...]) -> None:
+    def _measure(self, stream: ProbeStream, roots: tuple[str, ...]) -> Run:
         run = measure(stream, roots, "edges")
         self.journal.add(run)
         if run.whole:
             self.seen.update(node.name for node in run.nodes)
         if len(roots) == 1:
             self.alone[roots[0]] = run
+        return run
 
     def measure(self, stream: ProbeStream, roots: Sequence[Root]) -> str:
-        """The roots in one process; should one fail, those that it spoiled in processes of their own."""
+        """The roots in one process; should one fail, it alone, and in another process those that come after it."""
         # Another stream may have come upon some in the meantime.
         open_roots = [root for root in roots if not self._is_settled(root)]
-        if len(open_roots) > 1:
-            self._measure(stream, tuple(root.names[0] for root in open_roots))
+        waiting = open_roots
+        while len(waiting) > 1:
+            run = self._measure(stream, tuple(root.names[0] for root in waiting))
+            if not run.whole or run.failure is None:
+                break  # it crashed, and nobody knows at which: each has its own
+            waiting = [root for root in waiting if root.names[0] not in self.seen][1:]
         for root in open_roots:
             for name in root.names:
                 if not self._is_settled(Root((name,), 0)):
                     self._measure(stream, (name,))
                 if name in self.seen or not is_missing(self.alone[name].failure, name):
                     break
-        return f"edges of {', '.join(root.names[0] for root in roots)}"
+        return f"edges of {shorten([root.names[0] for root in roots])}"
 
     def groups(self) -> list[list[Root]]:
         """The waiting roots, those of one distribution together."""
@@ -623,8 +646,13 @@ class Built:
     paces: list[float]  # of the processes that measured time
 
 
-def build_items(runs: Sequence[Run], distribution_of: Callable[[str, str | None], str | None]) -> Built:
-    """What the processes say of each item."""
+def build_items(
+    runs: Sequence[Run],
+    distribution_of: Callable[[str, str | None], str | None],
+    resources: Sequence[Wanted] = (),
+) -> Built:
+    """What the processes say of each item; `resources` are those that can be loaded."""
+    keys = {one.key for one in resources}
     graph = build_graph(runs)
     measured = {mode: {node.name for run in runs if run.mode == mode for node in run.nodes} for mode in _MEASURED}
     everywhere = measured["time"] & measured["memory"]
@@ -633,8 +661,8 @@ def build_items(runs: Sequence[Run], distribution_of: Callable[[str, str | None]
     for name in sorted(graph.asks):
         if name in graph.stdlib:
             continue
-        distribution = distribution_of(name, graph.files[name])
-        if distribution is None:
+        distribution = "" if name in keys else distribution_of(name, graph.files[name])
+        if distribution is None or (is_resource(name) and name not in keys):
             continue
         if name in everywhere:
             items[name] = distribution
@@ -654,6 +682,7 @@ def build_items(runs: Sequence[Run], distribution_of: Callable[[str, str | None]
         for item, kib in process.items():
             memory[item].append(kib)
     dependencies = contract(graph.asks, items)
+    add_needs(dependencies, resources, items)
     add_unseen(dependencies, graph.seen)
 
     built, figures = [], {}
@@ -664,7 +693,7 @@ def build_items(runs: Sequence[Run], distribution_of: Callable[[str, str | None]
                 key=key,
                 seconds=round(max(seconds.middle, 0.0), 9) + 0.0,
                 size_mb=round(max(kib, 0.0) * _KIB_MB, 6) + 0.0,
-                resource_type="package",
+                resource_type=type_of(key),
                 distribution=distribution,
                 dependencies=frozenset(dependencies[key] - {key}),
             )
@@ -688,7 +717,7 @@ def list_failures(
     trial = {name for root in roots for name in root.names[:-1]}  # only tried, in case it exists
     failures: dict[str, Failure] = {}
     for run in runs:
-        if run.failure is None or len(run.roots) > 1:
+        if run.failure is None or run.declaration or len(run.roots) > 1:
             continue  # roots that fail together are tried alone
         name = run.roots[0]
         if name not in failures and not (name in trial and is_missing(run.failure, name)):
@@ -716,17 +745,20 @@ def analyze(
     until the interval of its median is tight. One process tells no interval: with one repeat, none is tightened.
     """
     budget = Budget(None if minutes is None else time.monotonic() + 60 * minutes)
-    with stage("Listing the root filesystem, and compiling its byte code"):
+    wanted = list_wanted(sandbox.rootfs)
+    with stage("Listing the root filesystem"):
         rootfs = list_rootfs(sandbox.rootfs)
-        compiled = compile_ahead(sandbox.python)
-        if compiled:
-            say(f"  compiled {compiled} files")
         description = describe(sandbox)
         roots, absent = find_roots(corpus, rootfs, sandbox.python)
     head = JournalHead(description.host, description.memory_source)
     with Journal(out / "measurements.journal.jsonl", head) as journal:
+        if not journal.runs:
+            with stage("Compiling byte code"):
+                say(f"  compiled {compile_ahead(sandbox.python)} files")
         most = max(repeats, 3 * repeats if most_repeats is None else most_repeats) if repeats > 1 else 1
         left, loose = _measure_all(sandbox, rootfs, roots, journal, repeats=(repeats, most), budget=budget)
+        if wanted:
+            left += _measure_resources(sandbox, wanted, journal, repeats=(repeats, most), budget=budget)
     warnings = list(rootfs.warnings)
     if left:
         warnings.append(f"the time was up with {left} measurements left: run analyze again to go on")
@@ -734,8 +766,14 @@ def analyze(
         warnings.append(
             f"the time was up with {loose} measurements left that make intervals tighter: run analyze again"
         )
-    built = build_items(journal.runs, rootfs.distribution_of)
-    reference = find_reference([run.pace for run in journal.runs if run.mode == "time"])
+    runs = select_runs(journal.runs, wanted)
+    failed = find_failed(wanted, runs)
+    built = build_items(runs, rootfs.distribution_of, [one for one in wanted if one.key not in failed])
+    asked = Counter({key: sum(one.count for one in corpus if key in one.modules) for key in failed})
+    failures = [
+        Failure(key, run.failure.kind, run.failure.detail, "", asked[key]) for key, run in failed.items() if run.failure
+    ]
+    reference = find_reference([run.pace for run in runs if run.mode == "time"])
     info = MeasurementInfo(
         flavor=flavor,
         host=description.host,
@@ -747,7 +785,7 @@ def analyze(
         pace_s=reference,
         pace_median=round(statistics.median(built.paces), 3) if built.paces and reference else None,
         roots=len(roots),
-        failures=list_failures(journal.runs, roots, rootfs.distribution_of),
+        failures=[*list_failures(runs, roots, rootfs.distribution_of), *failures],
         absent=absent,
         unmeasured=built.unmeasured,
         warnings=warnings,
@@ -780,7 +818,7 @@ def _measure_all(
                 left += _work(edges.steps(groups), len(groups), "edges", streams, budget)
             edges.waiting = edges.find_lost()
         left += len(edges.waiting) if not left else 0
-        whole = [run for run in journal.runs if run.mode == "edges" and run.whole and run.nodes]
+        whole = [run for run in journal.runs if run.mode == "edges" and run.whole and run.nodes and not run.declaration]
         weights = {name: root.weight for root in roots for name in root.names}
         bundles = bundle(whole, edges.distribution_of)
         # Memory hardly differs from one process to the next (4 kB a module), time does.
@@ -806,6 +844,57 @@ def _measure_all(
     return left, loose
 
 
+def _measure_resources(
+    sandbox: Sandbox, wanted: Sequence[Wanted], journal: Journal, *, repeats: tuple[int, int], budget: Budget
+) -> int:
+    """Loads datasets, models and tokenizers as often as is needed. Returns how many times were left.
+
+    All of them once for what they ask for, which tells the ones that fail; then for time and memory.
+    """
+    least, most = repeats
+    left = 0
+    with ExitStack() as stack:
+        count = max(1, len(os.sched_getaffinity(0)) - 1)
+        streams = [stack.enter_context(ProbeStream(sandbox)) for _ in range(count)]
+
+        def work(chosen: Sequence[tuple[Mode, Wanted]]) -> int:
+            def steps() -> Iterator[Step]:
+                for mode, one in chosen:
+
+                    def step(stream: ProbeStream, mode: Mode = mode, one: Wanted = one) -> str:
+                        journal.add(measure_resource(stream, one, mode))
+                        return f"{mode} of {one.key}"
+
+                    yield step
+
+            if not chosen or not budget.is_left():
+                return len(chosen)
+            with stage(f"Loading datasets, models and tokenizers in {len(chosen)} processes"):
+                return _work(steps(), len(chosen), "loading", streams, budget)
+
+        wants: list[dict[Mode, int]] = [{"edges": 1}, {"time": least, "memory": max(1, least // 2)}]
+        for want in wants:
+            left += work(choose_loads(wanted, journal.runs, want))
+        for times in range(least + 1, most + 1):
+            loose = find_loose_keys(wanted, journal.runs, Precision(most=most))
+            if left or not loose:
+                break
+            left += work(choose_loads(loose, journal.runs, {"time": times}))
+    return left
+
+
+def find_loose_keys(wanted: Iterable[Wanted], runs: Iterable[Run], precision: Precision) -> list[Wanted]:
+    """The resources whose time is not known well enough yet."""
+    timed = [run for run in runs if run.mode == "time"]
+    settled = settle([{node.name: node.value for node in run.nodes} for run in timed], [run.pace for run in timed])
+    figures = settled.figures
+    return [
+        one
+        for one in wanted
+        if one.key in figures and not precision.holds(figures[one.key].middle, figures[one.key].interval)
+    ]
+
+
 def _steps(chosen: Iterable[tuple[Mode, tuple[str, ...]]], journal: Journal) -> Iterator[Step]:
     for mode, together in chosen:
 
@@ -815,7 +904,7 @@ def _steps(chosen: Iterable[tuple[Mode, tuple[str, ...]]], journal: Journal) -> 
             if run.failure and len(together) > 1:
                 for root in together:
                     journal.add(measure(stream, (root,), mode))
-            return f"{mode} of {', '.join(together)}"
+            return f"{mode} of {shorten(together)}"
 
         yield step
 

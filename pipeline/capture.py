@@ -32,6 +32,8 @@ from readie.manifest import (
     write_manifest,
 )
 from readie.projection import projection_path, write_projection
+from readie.resources import FILE as RESOURCES
+from readie.resources import hash_resources, read_resources
 
 BALLAST_MB = (0, 100, 400)
 RESTORES = 5
@@ -341,6 +343,7 @@ def capture(sandbox: Sandbox, measurements: Measurements, plan: Plan, carried: C
         carried.distributions,
         [(one.checkpoint_id, one.items, one.canonical) for one in plan.checkpoints],
     )
+    declared = read_resources(sandbox.rootfs / RESOURCES)
     captures = Captures(out / "captures.journal.jsonl", sandbox, description.host, out / "checkpoints")
     points: list[Point] = []
     captured: list[CapturedCheckpoint] = []
@@ -365,6 +368,7 @@ def capture(sandbox: Sandbox, measurements: Measurements, plan: Plan, carried: C
                 generation=generation,
                 flavor=plan.flavor,
                 canonical=tuple(step.canonical),
+                resources=hash_resources(declared, step.canonical),
             )
             timing = captures.time_checkpoint(spec)
             points.append(_point(timing, step.checkpoint_id, step.size_mb))

@@ -4,6 +4,7 @@ import fcntl
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,10 +16,11 @@ from pipeline import capture as capturing
 from pipeline.analyze import Measurements, Precision, read_measurements
 from pipeline.analyze import analyze as run_analysis
 from pipeline.capture import PlanOptions, plan_checkpoints
-from pipeline.corpus import Corpus, ImportSet, collect_corpus, read_corpus, write_corpus
+from pipeline.corpus import Corpus, ImportSet, collect_corpus, merge_sets, read_corpus, write_corpus
 from pipeline.plan import Limits, find_planner
 from pipeline.processes import Sandbox
 from pipeline.progress import say, stage
+from pipeline.recorded import fetch_recorded
 from pipeline.report import GenerationReport, read_report, report_generation, write_plan_text, write_text
 from pipeline.verify import verify as run_verification
 from pipeline.verify import write_verification
@@ -116,6 +118,7 @@ CheckpointMbOption = Annotated[
 ]
 
 DEFAULT_OUT = Path("generation")
+SINCE_FORMATS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%SZ"]
 LIMITS = Limits()
 
 
@@ -233,21 +236,50 @@ def print_lines(lines: Sequence[str]) -> None:
 
 @app.command()
 def corpus(
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Python files, notebooks, Markdown and reStructuredText pages, and folders of them."),
+    ] = None,
     *,
-    paths: Annotated[list[Path], typer.Argument(help="Python files, notebooks, Markdown pages, and folders of them.")],
     out: OutOption = DEFAULT_OUT,
+    router: Annotated[
+        str | None,
+        typer.Option(
+            "--from-router", help="Take the calls that this router has recorded too; AUTH_TOKEN is its token."
+        ),
+    ] = None,
+    since: Annotated[
+        datetime | None,
+        typer.Option(help="Of the recorded calls only those placed later; a time in UTC.", formats=SINCE_FORMATS),
+    ] = None,
+    flavor: Annotated[
+        str | None, typer.Option("--flavor", help="Of the recorded calls only those of workers of this flavor.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Collect the import sets of example code; nothing of it is run.
+    """Collect the import sets of example code, and of the calls that a router has recorded; nothing is run.
 
-    Example: readie-pipeline corpus examples notebooks/first.ipynb --out generation
+    Example: readie-pipeline corpus examples notebooks/first.ipynb --from-router http://127.0.0.1:8700
     """
+    if not paths and router is None:
+        raise UsageError("nothing to collect from", "Give paths, or --from-router.")
+    if router is None and not (since is None and flavor is None):
+        raise UsageError("--since and --flavor are about recorded calls", "Give --from-router too.")
     with work_folder(out):
-        found = collect(paths, out)
+        recorded = []
+        if router is not None:
+            moment = None if since is None else since.replace(tzinfo=UTC)
+            recorded = fetch_recorded(router, moment, None if flavor is None else parse_flavor(flavor))
+        found = collect(paths or [], out, recorded)
+    calls = sum(one.count for one in recorded)
+    if router is not None and not as_json:
+        print(f"{calls} calls were recorded: {len(recorded)} import sets")
     if as_json:
         print_json(
             {
                 "sets": len(found.sets),
+                "recorded_calls": calls,
+                "recorded_sets": len(recorded),
                 "files": found.files,
                 "without_imports": found.without_imports,
                 "errors": [str(error) for error in found.errors],
@@ -258,14 +290,16 @@ def corpus(
         print_lines(describe_corpus(found))
 
 
-def collect(paths: Sequence[Path], out: Path) -> Corpus:
+def collect(paths: Sequence[Path], out: Path, recorded: Sequence[ImportSet] = ()) -> Corpus:
     """Raises `BadFile`, also where nothing asks for anything."""
     found = collect_corpus(paths)
-    if not found.sets:
+    if not found.sets and not recorded:
+        nothing = f"none of {found.files} files imports anything but the standard library"
         raise BadFile(
-            f"{', '.join(map(str, paths))}: none of {found.files} files imports anything but the standard library",
+            f"{', '.join(map(str, paths))}: {nothing}" if paths else "no recorded call asks for a module",
             "Give folders with example code.",
         )
+    found = replace(found, sets=tuple(merge_sets(found.sets, recorded)))
     write_corpus(found, out / "corpus.jsonl")
     return found
 

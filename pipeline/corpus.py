@@ -5,10 +5,12 @@ one process. Names are as the source has them (`sklearn.svm.LinearSVC`); resolvi
 the reader. The standard library is left out, for it is never an item.
 """
 
+import gzip
 import os
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +20,7 @@ from pipeline.examples import Piece, Unread, blocks_of_markdown, blocks_of_rest,
 from readie.errors import BadFile
 from readie.files import replaced
 from readie.imports import MAX_NAME, deepest, imports_of_source
+from readie.resources import is_resource
 
 MAX_FILE = 10_000_000  # bytes: 10 MB
 MAX_SOURCES = 5
@@ -123,7 +126,7 @@ def imports_of_file(path: Path, name: str, data: bytes) -> tuple[frozenset[str],
     pieces_of = _PIECES[path.suffix.lower()]
     if pieces_of is None:
         found = imports_of_source(data, path.name, _package_of(path))
-        return found.names, [Unread(name, "", error.kind, error.message) for error in found.errors]
+        return found.names | found.resources, [Unread(name, "", error.kind, error.message) for error in found.errors]
     try:
         pieces, unread = pieces_of(data)
     except (ValueError, RecursionError, MemoryError) as error:
@@ -136,6 +139,7 @@ def imports_of_pieces(pieces: Iterable[Piece]) -> tuple[frozenset[str], list[Unr
     """What the pieces of one file ask for together; a piece that is broken is left out, and listed."""
     good: list[str] = []
     names: set[str] = set()
+    keys: set[str] = set()
     errors: list[Unread] = []
     for place, source in pieces:
         found = imports_of_source(source, place)
@@ -143,9 +147,11 @@ def imports_of_pieces(pieces: Iterable[Piece]) -> tuple[frozenset[str], list[Unr
         if not found.errors:
             good.append(source)
             names |= found.names
+            keys |= found.resources
     # Once more together: one cell imports numpy as np, and a later one uses np.linalg.
     together = imports_of_source("\n".join(good), "")
-    return (deepest(names) if together.errors else together.names), errors
+    keys |= together.resources
+    return (deepest(names) if together.errors else together.names) | keys, errors
 
 
 def _package_of(path: Path) -> str | None:
@@ -176,22 +182,22 @@ class _Line(msgspec.Struct):
 
 
 def write_corpus(corpus: Corpus, path: Path) -> None:
-    """Writes `path` whole or not at all: one JSON object a line, most frequent set first."""
+    """Writes `path` whole or not at all: one JSON object a line, most frequent set first; compressed for `.gz`."""
     lines = [_Line(list(found.modules), found.count, list(found.sources)) for found in corpus.sets]
     with replaced(path) as aside:
-        aside.write_bytes(msgspec.json.Encoder().encode_lines(lines))
+        data = msgspec.json.Encoder().encode_lines(lines)
+        aside.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
 
 def read_corpus(path: Path) -> list[ImportSet]:
-    """The import sets of a `corpus.jsonl`; sets that are in it twice are added up, most frequent first.
+    """The import sets of a `corpus.jsonl`, or of a `.jsonl.gz`; sets that are in it twice are added up.
 
-    Raises `BadFile`, which names the line and the rule.
+    Most frequent first. Raises `BadFile`, which names the line and the rule.
     """
     decoder = msgspec.json.Decoder(_Line)
-    counts: dict[tuple[str, ...], int] = {}
-    sources: dict[tuple[str, ...], list[str]] = {}
+    sets: list[ImportSet] = []
     try:
-        with path.open("rb") as file:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             for number, text in enumerate(file, 1):
                 if not text.strip():
                     continue
@@ -200,23 +206,30 @@ def read_corpus(path: Path) -> list[ImportSet]:
                 except (msgspec.MsgspecError, ValueError, RecursionError) as error:
                     raise _bad_line(path, number, str(error)) from error
                 for name in line.modules:
-                    if not _is_item_name(name):
+                    if not is_item_name(name):
                         raise _bad_line(path, number, f"{name!r} is neither a dotted import name nor kind:name")
-                modules = tuple(sorted(set(line.modules)))
-                counts[modules] = counts.get(modules, 0) + line.count
-                sources.setdefault(modules, []).extend(line.sources)
-    except OSError as error:
-        raise BadFile(f"{path}: {error.strerror}", "Collect a corpus with readie-pipeline corpus.") from error
-    sets = [ImportSet(modules, count, tuple(sources[modules][:MAX_SOURCES])) for modules, count in counts.items()]
-    return sorted(sets, key=lambda found: (-found.count, found.modules))
+                sets.append(ImportSet(tuple(sorted(set(line.modules))), line.count, tuple(line.sources)))
+    except (OSError, EOFError, zlib.error) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise BadFile(f"{path}: {reason}", "Collect a corpus with readie-pipeline corpus.") from error
+    return merge_sets(sets)
 
 
 def _bad_line(path: Path, number: int, rule: str) -> BadFile:
     return BadFile(f"{path}: line {number}: {rule}", "Collect the corpus again with readie-pipeline corpus.")
 
 
-def _is_item_name(name: str) -> bool:
-    kind, colon, rest = name.partition(":")
-    if colon:
-        return kind in {"dataset", "model", "tokenizer"} and bool(rest) and rest.isprintable()
-    return all(part.isidentifier() for part in name.split("."))
+def is_item_name(name: str) -> bool:
+    """Whether an item can have that key: a dotted import name, or `kind:name`."""
+    return is_resource(name) if ":" in name else all(part.isidentifier() for part in name.split("."))
+
+
+def merge_sets(*corpora: Iterable[ImportSet]) -> list[ImportSet]:
+    """The sets of several corpora, counts of the same set added up, most frequent first."""
+    counts: dict[tuple[str, ...], int] = {}
+    sources: dict[tuple[str, ...], list[str]] = {}
+    for one in chain.from_iterable(corpora):
+        counts[one.modules] = counts.get(one.modules, 0) + one.count
+        sources.setdefault(one.modules, []).extend(one.sources)
+    sets = [ImportSet(modules, count, tuple(sources[modules][:MAX_SOURCES])) for modules, count in counts.items()]
+    return sorted(sets, key=lambda found: (-found.count, found.modules))

@@ -15,7 +15,8 @@ import numpy.typing as npt
 _ROUNDS = 6  # they hardly change anything after the third
 _TELLS_S = 0.005  # a process tells its pace by its modules from this much time in common with others,
 _TELLS_FROM = 5.0  # and from this many modules: one alone would take its own noise for the pace
-_SPOILED = 1.6  # times as slow as the middle: such a process does not count where there are others
+_SPOILED = 1.25  # times as slow as the reference: such a process does not count where there are enough others,
+_ENOUGH = 3  # of each of its modules
 _INTERVAL = 1.96 * 1.2533 * 1.4826  # 95 % interval of a median, in median absolute deviations over √n
 
 Floats = npt.NDArray[np.float64]
@@ -71,10 +72,9 @@ def settle(processes: Sequence[Mapping[str, float]], told: Sequence[float | None
     for _ in range(_ROUNDS):
         middles = _medians(values / paces[rows], columns, len(names))
         paces = _compare(values, np.where(shared, middles, 0.0)[columns], rows, prior)
-    spoiled = paces > _SPOILED * np.median(paces)
-    good = ~spoiled[rows]
+    good = (paces <= _SPOILED)[rows]
     counts = np.bincount(columns[good], minlength=len(names))
-    good |= counts[columns] < 2  # better than nothing
+    good |= counts[columns] < _ENOUGH  # better than nothing
     values, rows, columns = (values / paces[rows])[good], rows[good], columns[good]
     middles = _medians(values, columns, len(names))
     spreads = _medians(np.abs(values - middles[columns]), columns, len(names))

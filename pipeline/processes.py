@@ -66,6 +66,7 @@ class ProbeAnswer(msgspec.Struct, frozen=True):
     waited_s: float | None = None  # of wall_s: it was ready to run, and others had the processor
     pace_s: list[float] | None = None  # seconds of a fixed piece of work, before and after
     rss_mb: float | None = None
+    threads: int | None = None  # that are left at the end
     modules: list[ProbedModule] = []
     failure: ProbeFailure | None = None
 

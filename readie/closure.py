@@ -1,5 +1,6 @@
 """Closures of all items at once: strongly connected components, and one row of bits for each over the others."""
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,13 +51,15 @@ def compute_closures(catalogue: Catalogue) -> Closures:
     members = np.argsort(component, kind="stable")
     bounds = np.searchsorted(component[members], np.arange(components + 1))
     reach = np.zeros((components, (components + 7) // 8), np.uint8)
+    named = np.zeros(count, np.bool_)
     seen = np.zeros(components, np.bool_)
     for number in range(components):
         for item in members[bounds[number] : bounds[number + 1]]:
-            seen[component[needs[starts[item] : starts[item + 1]]]] = True
+            named[needs[starts[item] : starts[item + 1]]] = True
+        seen[component[named]] = True
         seen[number] = False
         ahead = np.flatnonzero(seen)
-        seen[ahead] = False
+        named[:] = seen[:] = False
         row = reach[number]
         row[number >> 3] |= 128 >> (number & 7)
         # The search numbers a component when it has finished all that this one needs. Not promised, hence checked.
@@ -72,17 +75,21 @@ def compute_closures(catalogue: Catalogue) -> Closures:
 def _add_parents(catalogue: Catalogue) -> tuple[NDArray[np.int32], Ids]:
     """The dependencies and the implied edges to parent packages, as (starts, needs)."""
     ids = {key: item for item, key in enumerate(catalogue.keys)}
+    listed, offsets = memoryview(catalogue.dependencies.data), catalogue.offsets.tolist()
     sources: list[int] = []
     targets: list[int] = []
     for item, key in enumerate(catalogue.keys):
         if catalogue.resource_types[item] == "package":
-            named = catalogue.dependencies[catalogue.offsets[item] : catalogue.offsets[item + 1]]
-            around = [ids[name] for name in parents(key) if name in ids]
-            around = [parent for parent in around if not np.any(named == parent)]
-            targets += around
-            sources += [item] * len(around)
-    # Each edge once: on a repeated edge SciPy's search never ends. Inserted at the end of their item's own.
-    needs = np.insert(catalogue.dependencies, catalogue.offsets[np.asarray(sources, np.int64) + 1], targets)
-    added = np.bincount(np.asarray(sources, np.int64), minlength=len(catalogue.keys))
-    starts = catalogue.offsets + np.concatenate(([0], np.cumsum(added)))
-    return starts.astype(np.int32), needs.astype(np.int32)
+            start, end = offsets[item], offsets[item + 1]
+            for parent in (ids[name] for name in parents(key) if name in ids):
+                # Each edge once: on a repeated edge SciPy's search never ends.
+                at = bisect_left(listed, parent, start, end)
+                if at == end or listed[at] != parent:
+                    sources.append(item)
+                    targets.append(parent)
+    starts, needs = catalogue.offsets, catalogue.dependencies
+    if targets:  # at the end of their item's own
+        needs = np.insert(needs, starts[np.asarray(sources, np.int64) + 1], targets)
+        added = np.bincount(np.asarray(sources, np.int64), minlength=len(catalogue.keys))
+        starts = starts + np.concatenate(([0], np.cumsum(added)))
+    return starts.astype(np.int32), needs

@@ -1,9 +1,11 @@
 """The catalogue document, version 2: read as a stream, held to every rule, written in one form."""
 
 import hashlib
+import itertools
 import json
 import os
 import re
+import secrets
 import stat
 import sys
 from array import array
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import ijson
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from packaging.utils import canonicalize_name, is_normalized_name
@@ -101,11 +104,29 @@ def compute_generation(
         "flavor": flavor.value,
         "distributions": dict(distributions),
         "checkpoints": [
-            {"id": checkpoint_id, "items": sorted(set(items)), "canonical": sorted(set(canonical))}
+            # Not a set: names that come in order are sorted at once.
+            {"id": checkpoint_id, "items": sorted(dict.fromkeys(items)), "canonical": sorted(dict.fromkeys(canonical))}
             for checkpoint_id, items, canonical in sorted(checkpoints, key=lambda checkpoint: checkpoint[0])
         ],
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def name_generation(
+    flavor: Flavor, distributions: Mapping[str, str], keys: Sequence[str], checkpoints: Iterable[Checkpoint]
+) -> str:
+    """`compute_generation` of checkpoints whose ids are positions in `keys`."""
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    names = np.array(keys, object)[order]
+    rank = np.empty(len(keys), np.int32)
+    rank[order] = np.arange(len(keys))
+
+    def name(ids: Ids) -> list[str]:
+        named: list[str] = names[np.sort(rank[ids])].tolist()
+        return named
+
+    held = ((each.checkpoint_id, name(each.items), name(each.canonical)) for each in checkpoints)
+    return compute_generation(flavor, distributions, held)
 
 
 def hash_document(path: Path) -> str:
@@ -228,47 +249,102 @@ _ESCAPE = re.compile(
 )
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _HIGH = re.compile(rb"\\u[dD][89abAB]")
+_UNIT = re.compile(_ESCAPE.pattern + b"|.", re.DOTALL)
 _DIGITS = b"0123456789"
 _BLOCK = 256  # bytes: a run of twice as many digits fills one that begins at a multiple of it
+_LIST = re.compile(rb'(?<![\\])"(?:dependencies|items|canonical)"[ \t\r\n]*:[ \t\r\n]*\[')
+_MAX_LIST = 2**22  # bytes that are looked through for the end of a list
+_NAMES = msgspec.json.Decoder(list[str])
 
 
 class _Source:
-    """The file as the parser reads it: hashed, and kept clear of two faults of the parser.
+    """The file as the parser reads it: hashed, kept clear of two faults of the parser, and without its long lists.
 
-    It turns lone surrogate escapes into question marks: here they become the escape of NUL, which no name may hold
-    either. And an integer with more digits than Python converts crashes the process: here reading ends before it.
+    The parser turns lone surrogate escapes into question marks: here they become the escape of NUL, which no name may
+    hold either. And an integer with more digits than Python converts crashes the process: here reading ends before it.
+
+    Nearly all of a big document is lists of names. A list of good names is *lifted*: it is decoded here, at once, and
+    the parser gets a list of one mark instead; `lifted[mark]` are the names as numbers. Every other list stays where
+    it is, so that what is wrong with it is found, and said, in one place.
     """
 
-    def __init__(self, file: BufferedReader, careful_from: int | None) -> None:
+    def __init__(self, file: BufferedReader, careful_from: int | None = None, ids: "_Ids | None" = None) -> None:
         self.hash = hashlib.sha256()
         self.lone = ""  # the first lone surrogate, for the message
         self.chunk_start = 0  # offset of the piece handed out last
         self.next_start = 0
+        self.lifted: dict[str, Ids] = {}
         self._file = file
-        self._held = b""
+        self._careful_from = careful_from  # from here on byte by byte, and nothing is lifted
+        self._ids = ids  # None: nothing is lifted
+        self._size = 0
         self._digits = 0  # how many the pieces so far end with
         self._most_digits = sys.get_int_max_str_digits() or 4300
-        self._careful_from = careful_from
+        self._marks = map(f"{secrets.token_hex(8)}-{{}}".format, itertools.count())  # none is in any document
+        self._pieces = self._cut_pieces()
 
     def read(self, size: int) -> bytes:
-        """The next bytes, about `size` of them; none at the end of the file."""
-        if size and self._careful_from is not None:
-            ahead = self._careful_from - self.next_start
-            size = min(size, ahead) if ahead > 0 else 1
-        piece = b""
-        while size and not piece:
-            read = self._file.read(size)
-            self.hash.update(read)
-            data = self._held + read
-            cut = _find_cut(data) if read else len(data)
-            piece, self._held = data[:cut], data[cut:]
-            if not read:
-                break
+        """The next piece, of `size` bytes or so; none at the end of the file."""
+        piece, length = b"", 0
+        self._size = size
+        if size:
+            piece, length = next(self._pieces, (b"", 0))
         self._count_digits(piece)
         if b"\\u" in piece and _SURROGATE.search(piece):
             piece = _ESCAPE.sub(self._replace, piece)
-        self.chunk_start, self.next_start = self.next_start, self.next_start + len(piece)
+        self.chunk_start, self.next_start = self.next_start, self.next_start + length
         return piece
+
+    def _read_file(self, size: int) -> bytes:
+        read = self._file.read(size)
+        self.hash.update(read)
+        return read
+
+    def _cut_pieces(self) -> Iterator[tuple[bytes, int]]:
+        """What the parser gets, and of how many bytes of the file each piece is made."""
+        data, done, read = b"", 0, b"-"  # done: how much of data was handed out; one byte, to look back at
+        while read:
+            read = self._read_file(self._size)
+            data += read
+            if self._careful_from is not None and self.next_start >= self._careful_from:
+                cut = done + _find_cut(data[done:]) if read else len(data)
+                yield from ((match[0], len(match[0])) for match in _UNIT.finditer(data, done, cut))
+            else:
+                parts: list[bytes] = []
+                copied = at = done
+                cut = -1
+                while self._ids is not None and (match := _LIST.search(data, at)):
+                    at = match.end()
+                    end = data.find(b"]", at) + 1
+                    if not end and match.start() > done:
+                        cut = match.start()  # the list begins the next piece, which holds more of it
+                        break
+                    while not end and len(data) - at < _MAX_LIST and (read := self._read_file(len(data))):
+                        data += read
+                        end = data.find(b"]", len(data) - len(read)) + 1
+                    if not end:
+                        break
+                    if mark := self._lift(data[at - 1 : end]):
+                        parts += data[copied:at], mark
+                        copied = end - 1
+                    at = end
+                if cut < 0:
+                    cut = copied + _find_cut(data[copied:]) if read else len(data)
+                if cut > done:
+                    yield b"".join((*parts, data[copied:cut])), cut - done
+            data, done = data[max(cut - 1, 0) :], min(cut, 1)
+
+    def _lift(self, text: bytes) -> bytes:
+        """The mark that stands for the names in this list; none if it is not one, or one of them breaks a rule."""
+        assert self._ids is not None
+        try:
+            names = _NAMES.decode(text)
+            numbers = np.fromiter(map(self._ids.__getitem__, names), np.int32, len(names))
+        except (msgspec.DecodeError, UnicodeDecodeError, _BadName):
+            return b""
+        mark = next(self._marks)
+        self.lifted["\0" + mark] = numbers
+        return f'"\\u0000{mark}"'.encode()
 
     def _count_digits(self, piece: bytes) -> None:
         """Raises `ValueError` at a run of too many digits; in a string too, which only a value that is ignored has."""
@@ -378,7 +454,7 @@ class _Reader:
                 raise BadDocument(f"{self.name}: the file is empty")
             if file.peek(3).startswith(b"\xef\xbb\xbf"):
                 raise BadDocument(f"{self.name}: the file begins with a byte order mark: JSON has none")
-            self.source = _Source(file, self.careful_from)
+            self.source = _Source(file, self.careful_from, self.ids)
             self.events = ijson.get_backend("yajl2_c").basic_parse(self.source)
             try:
                 alpha, flavor = self._read_document()
@@ -451,9 +527,13 @@ class _Reader:
         """A list of item names, as numbers. The loop that 12.5 million dependencies go through."""
         self._take(place, "start_array", "must be a list of item names")
         append, ids, start = into.append, self.ids, len(into)
-        value = ""
+        event, value = first = next(self.events)
+        if event == "string" and value in self.source.lifted:
+            into.frombytes(self.source.lifted.pop(value).tobytes())
+            next(self.events)  # the end of the list
+            return
         try:
-            for event, value in self.events:
+            for event, value in itertools.chain([first], self.events):
                 if event == "string":
                     append(ids[value])
                 elif event == "end_array":
@@ -618,19 +698,11 @@ class _Reader:
         checkpoints = [
             self._resolve_checkpoint(n, ids, names, alpha, checkpoint) for n, checkpoint in enumerate(self.checkpoints)
         ]
-        generation = compute_generation(
-            flavor,
-            self.distributions,
-            (
-                (each.checkpoint_id, [keys[n] for n in each.items], [keys[n] for n in each.canonical])
-                for each in checkpoints
-            ),
-        )
         return Catalogue(
             flavor=flavor,
             alpha=float(alpha),
             sha256=self.source.hash.hexdigest(),
-            generation=generation,
+            generation=name_generation(flavor, self.distributions, keys, checkpoints),
             distributions=self.distributions,
             keys=keys,
             load_ns=np.array(self.load_ns, np.int64),

@@ -45,6 +45,7 @@ class CheckpointSpec(Answer, frozen=True, kw_only=True):
     flavor: Flavor = Flavor.CPU
     canonical: tuple[Name, ...] = ()
     ballast_mb: float = 0.0  # memory written besides, for alpha's fit
+    resources: str = ""  # SHA-256 of the declarations that its datasets, models and tokenizers are loaded by
 
     @property
     def key(self) -> tuple[str, str]:

@@ -20,8 +20,8 @@ from readie.document import (
     VERSION,
     Catalogue,
     Checkpoint,
-    compute_generation,
     hash_document,
+    name_generation,
     read_document,
 )
 from readie.errors import BadDocument, BadFile, BadProjection
@@ -226,14 +226,7 @@ def _assemble(row: dict[str, Any], tables: dict[str, dict[str, Any]]) -> Catalog
     keys = items["key"]
     flavor = Flavor(row["flavor"])
     distributions = dict(zip(tables["distributions"]["name"], tables["distributions"]["version"], strict=True))
-    generation = compute_generation(
-        flavor,
-        distributions,
-        (
-            (each.checkpoint_id, [keys[n] for n in each.items], [keys[n] for n in each.canonical])
-            for each in checkpoints
-        ),
-    )
+    generation = name_generation(flavor, distributions, keys, checkpoints)
     _hold(generation == row["generation"], "its contents are not of the generation that it names")
     return Catalogue(
         flavor=flavor,
@@ -246,7 +239,7 @@ def _assemble(row: dict[str, Any], tables: dict[str, dict[str, Any]]) -> Catalog
         size_mb=items["size_mb"],
         resource_types=items["resource_type"],
         item_distributions=items["distribution"],
-        offsets=np.searchsorted(edges["item_id"], np.arange(count + 1)).astype(np.int64),
+        offsets=np.searchsorted(edges["item_id"], np.arange(count + 1, dtype=np.int32)).astype(np.int64),
         dependencies=edges["dependency_id"],
         checkpoints=checkpoints,
     )
@@ -261,7 +254,7 @@ def _assemble_checkpoints(checkpoints: dict[str, Any], held: dict[str, Any], ite
         _hold(np.all(values >= 0) and np.all(np.isfinite(values)), "sizes of checkpoints are out of range")
     _hold(np.all(checkpoints["size_ns"] < MAX_NS), "prices of checkpoints are out of range")
     _hold(_is_relation(held["ordinal"], held["item_id"], count, items), "items of checkpoints are not in order")
-    bounds = np.searchsorted(held["ordinal"], np.arange(count + 1))
+    bounds = np.searchsorted(held["ordinal"], np.arange(count + 1, dtype=np.int32))
     assembled = []
     for n in range(count):
         ids = held["item_id"][bounds[n] : bounds[n + 1]]
@@ -284,5 +277,5 @@ def _is_relation(lefts: Any, rights: Any, left_count: int, right_count: int) -> 
         return True
     if lefts[0] < 0 or lefts[-1] >= left_count or rights.min() < 0 or rights.max() >= right_count:
         return False
-    steps = np.diff(lefts)
-    return bool(np.all((steps > 0) | ((steps == 0) & (np.diff(rights) > 0))))
+    same = lefts[1:] == lefts[:-1]
+    return bool(np.all((lefts[1:] > lefts[:-1]) | (same & (rights[1:] > rights[:-1]))))

@@ -393,6 +393,20 @@ class WorkerView(Answer, frozen=True, kw_only=True):
     generations: list[HeldGeneration] = []
 
 
+class RecordedSet(Answer, frozen=True, kw_only=True):
+    """What some calls asked for: the same modules, sorted."""
+
+    modules: list[str]
+    calls: int
+
+
+class RecordedImports(Answer, frozen=True, kw_only=True):
+    """A page of what calls asked for, most frequent first; pages of one `until` are pages of one list."""
+
+    until: datetime | None  # None: there are no calls
+    sets: list[RecordedSet]
+
+
 class CallView(Answer, frozen=True, kw_only=True):
     call_id: str
     state: str

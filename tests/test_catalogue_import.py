@@ -17,6 +17,7 @@ from psycopg import sql
 from sqlalchemy import event, insert, text
 
 from app.catalogue import (
+    PhysicalForm,
     activate_catalogue,
     atomize,
     find_active_catalogue,
@@ -112,7 +113,7 @@ def test_what_is_stored_is_the_document(database: Database, document: dict[str, 
 
 
 class TestAtomize:
-    """Atoms are the items that all closures and all checkpoints treat alike; classes, the atoms of the same checkpoints."""
+    """Atoms are the items that all closures and all checkpoints treat alike; planes price what an option lacks."""
 
     def test_items_that_need_each_other_are_one_atom(self) -> None:
         """A cycle is one atom; its load times are added."""
@@ -120,8 +121,16 @@ class TestAtomize:
         form = self._atomize(make_document(items_, [make_checkpoint("checkpoint_0", ["a", "b"])]))
 
         assert form.atom_of[0] == form.atom_of[1] != form.atom_of[2]
-        assert sorted(form.load_ns.tolist()) == [300_000_000, 400_000_000]
-        assert sorted(form.ordinals) == [[], [0]]
+        assert form.atoms == 2
+        assert self._price(form, -1) == {form.atom_of[0]: 300_000_000, form.atom_of[2]: 400_000_000}
+
+    def test_a_checkpoint_lacks_what_it_does_not_hold(self) -> None:
+        """The planes of an option add up to the load times of the atoms that are not in it."""
+        items_ = {"a": make_item(0.1, ["b"]), "b": make_item(0.2, ["a"]), "c": make_item(0.4, ["a"])}
+        form = self._atomize(make_document(items_, [make_checkpoint("checkpoint_0", ["a", "b"])]))
+
+        assert self._price(form, 0)[form.atom_of[2]] == 400_000_000
+        assert form.atom_of[0] not in self._price(form, 0)
 
     def test_a_checkpoint_that_is_no_closed_set_splits_them(self) -> None:
         """Where a checkpoint holds one item of a cycle only, the two are two atoms of one closure."""
@@ -130,15 +139,32 @@ class TestAtomize:
 
         assert form.atom_of[0] != form.atom_of[1]
         assert form.closure_of[0] == form.closure_of[1]
-        assert form.bits == [b"\xc0"]
+        assert form.closures == [b"\x20", b"\xc0"]
+        assert form.contents == [b"\x80" if form.atom_of[0] == 0 else b"\x40"]
 
     def test_a_document_without_items_has_none(self) -> None:
-        """No item, no atom, no class."""
+        """No item, no atom; each option has an empty plane."""
         form = self._atomize(make_document({}, [make_checkpoint("checkpoint_0")]))
 
-        assert (len(form.load_ns), form.bits, form.ordinals) == (0, [], [])
+        assert (form.atoms, form.closures, form.contents) == (0, [b"\x80"], [b"\0"])
+        assert form.planes == [(-1, 1, b"\0"), (0, 1, b"\0")]
 
-    def _atomize(self, document: dict[str, Any]) -> Any:
+    def test_the_last_atom_costs_the_size(self) -> None:
+        """Every call needs it; with a checkpoint it costs alpha × size_mb, cold nothing."""
+        form = self._atomize(make_document({"a": make_item(0.1)}, [make_checkpoint("checkpoint_0", ["a"], 100)]))
+
+        assert form.closures == [b"\x40", b"\x80"]
+        assert (self._price(form, -1), self._price(form, 0)) == ({0: 100_000_000}, {1: 600_000_000})
+
+    def _price(self, form: PhysicalForm, ordinal: int) -> dict[int, int]:
+        """Atom → load_ns, of those that the option lacks."""
+        prices: dict[int, int] = {}
+        for of, weight, bits in form.planes:
+            for atom in np.flatnonzero(np.unpackbits(np.frombuffer(bits, np.uint8))).tolist() if of == ordinal else []:
+                prices[atom] = prices.get(atom, 0) + weight
+        return prices
+
+    def _atomize(self, document: dict[str, Any]) -> PhysicalForm:
         catalogue = read(document)
         return atomize(catalogue, compute_closures(catalogue))
 
@@ -443,7 +469,7 @@ class TestFailedLoad:
 
 
 @pytest.mark.parametrize("kind", ["postgresql"], indirect=True)
-@pytest.mark.parametrize("last", ["atoms", "canonical_items"])
+@pytest.mark.parametrize("last", ["planes", "canonical_items"])
 def test_a_connection_that_is_lost_during_an_import_changes_nothing(database: Database, kind: str, last: str) -> None:
     """Cut in the middle of the COPYs, or after the last row: the old catalogue is whole, the next request is answered."""
     old, new = read(numbered(1)), read(numbered(2))

@@ -14,13 +14,13 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Table, select, text
 
 from app.catalogue import find_active_catalogue, import_catalogue
 from app.database import Database, check_schema, migrate, open_database
 from app.tables import metadata
 from readie.flavor import Flavor
-from tests.catalogues import make_worked_example, read
+from tests.catalogues import make_document, make_item, make_worked_example, read
 
 ROOT = Path(__file__).parents[1]
 
@@ -117,6 +117,24 @@ class TestOnData:
         migrate(database)
         with database.reading() as connection:
             assert connection.execute(text("SELECT count(*) FROM sessions")).scalar_one() == 0
+
+    def test_0003_the_planes(self, database: Database) -> None:
+        """Taken away and applied again, every table of the catalogue is as the import filled it."""
+        for document in (make_worked_example(), make_document({}, []), make_document({"a": make_item(0.0)}, [])):
+            import_catalogue(database, read(document))
+        tables = [table for table in metadata.sorted_tables if "catalogue_id" in table.c]
+        before = [self._rows(database, table) for table in tables]
+        command.downgrade(config(database), "0002")
+        with database.reading() as connection:
+            atoms = connection.execute(text("SELECT load_ns FROM atoms WHERE catalogue_id = 1")).scalars().all()
+            assert sorted(atoms) == [200_000_000, 500_000_000, 2_000_000_000]
+        migrate(database)
+
+        assert [self._rows(database, table) for table in tables] == before
+
+    def _rows(self, database: Database, table: Table) -> list[str]:
+        with database.reading() as connection:
+            return sorted(map(str, connection.execute(select(table))))
 
     def test_every_revision_is_tested_here(self) -> None:
         """A new revision without a test on data fails this one."""

@@ -58,7 +58,7 @@ class TestSettling:
 
         assert settled.figures["m0"].count == 3
 
-    def test_it_counts_where_there_is_no_other(self) -> None:
+    def test_it_counts_where_there_are_not_enough_others(self) -> None:
         """Better than nothing."""
         lone = slowed(2.0) | {"lone": 0.2}
         settled = settle([slowed(1.0), slowed(1.0), slowed(1.0), lone], [0.010] * 3 + [0.020])

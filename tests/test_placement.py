@@ -13,13 +13,14 @@ from sqlalchemy import exc, text
 from app.catalogue import import_catalogue
 from app.database import Database
 from app.liveness import report_status
-from app.placement import WorkerFilled, place_call
+from app.placement import place_call, place_calls
 from app.settings import RouterSettings
 from readie.document import Catalogue
 from readie.errors import (
     BadBudget,
     BadRequest,
     BadRequirement,
+    CheckpointConflict,
     NoCapacity,
     NoWorkers,
     ReadieError,
@@ -157,6 +158,64 @@ def test_the_chosen_worker_is_the_one_of_the_rules(
             report(database, placement.worker_id, worker.status)
 
 
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    workers=st.dictionaries(worker_ids, statuses, max_size=4),
+    calls=st.lists(requests | st.just(call(packages=["="])), min_size=2, max_size=8),
+)
+def test_calls_in_one_transaction_are_placed_as_one_after_the_other(
+    database: Database, workers: dict[str, WorkerStatus], calls: list[CallRequest]
+) -> None:
+    """Each sees what those before it reserved, and one that is refused takes nothing from those after it."""
+    router = RouterSettings(default_memory=Bytes(700))
+    forget_everything(database)
+    model = {worker_id: oracle.Worker(reported_status) for worker_id, reported_status in workers.items()}
+    for worker_id, worker in model.items():
+        report(database, worker_id, worker.status)
+    with database.transaction() as connection:
+        answers = place_calls(connection, database, router, calls)
+
+    for number, (request, answer) in enumerate(zip(calls, answers, strict=True)):
+        expected = "bad-requirement" if request.packages else oracle.choose_worker(model, request, 700, 900_000)
+        if isinstance(answer, ReadieError):
+            assert answer.slug == expected
+        else:
+            assert answer.placement.worker_id == expected
+            oracle.reserve(model[expected], str(number), request, 700)
+    written = {row["call_id"] for row in rows(database, "SELECT call_id FROM calls")}
+    assert written == {answer.call_id for answer in answers if isinstance(answer, CallPlaced)}
+    assert written == {row["call_id"] for row in rows(database, "SELECT call_id FROM leases")}
+
+
+def test_calls_in_one_transaction_keep_what_is_theirs(database: Database) -> None:
+    """Payload, modules, requirements and choice of each are its own, whoever it was placed with."""
+    prepare_packages(database)
+    asked = [
+        call(modules=["numpy"], packages=["pandas<2", "requests"], memory=1),
+        call(modules=[], cold=True, memory=2),
+        call(modules=["pandas", "nowhere"], checkpoint_id="A", memory=3),
+        call(modules=["pandas"], memory=GIB),
+    ]
+    asked = [msgspec.structs.replace(each, payload=bytes([number])) for number, each in enumerate(asked)]
+    with database.transaction() as connection:
+        together = place_calls(connection, database, SETTINGS, asked)
+    alone = [place(database, each) for each in asked]
+
+    for first, second in zip(together, alone, strict=True):
+        assert isinstance(first, CallPlaced)
+        differ = {"call_id": "", "placement": msgspec.structs.replace(second.placement, placement_id="")}
+        assert msgspec.structs.replace(
+            first, call_id="", placement=msgspec.structs.replace(first.placement, placement_id="")
+        ) == msgspec.structs.replace(second, **differ)
+        for table in ("call_payloads", "call_modules", "call_packages"):
+            columns = {"call_payloads": "payload", "call_modules": "position, module, item"}.get(table, "requirement")
+            found = [
+                rows(database, f"SELECT {columns} FROM {table} WHERE call_id = '{each.call_id}' ORDER BY {columns}")
+                for each in (first, second)
+            ]
+            assert found[0] == found[1]
+
+
 def test_threads_never_overcommit_a_worker(database: Database) -> None:
     """Twelve threads place forty calls on two workers that hold nine each: eighteen are placed, whatever the order."""
     for worker_id in ("a", "b"):
@@ -166,14 +225,10 @@ def test_threads_never_overcommit_a_worker(database: Database) -> None:
 
     def place_some() -> None:
         for _ in asked:
-            while True:
-                try:
-                    outcomes.append(place(database, call()).placement.worker_id)
-                except WorkerFilled:
-                    continue
-                except NoCapacity:
-                    outcomes.append("no-capacity")
-                break
+            try:
+                outcomes.append(place(database, call()).placement.worker_id)
+            except NoCapacity:
+                outcomes.append("no-capacity")
 
     threads = [threading.Thread(target=place_some) for _ in range(12)]
     for thread in threads:
@@ -194,10 +249,7 @@ def test_the_room_that_another_transaction_took_is_seen(database: Database) -> N
     def place_second() -> None:
         try:
             place(database, call())
-        except (
-            WorkerFilled,
-            NoCapacity,
-        ) as error:  # of PostgreSQL, which waits for the row; of DuckDB, which takes turns
+        except NoCapacity as error:
             refused.append(error)
 
     with database.transaction() as connection:
@@ -411,7 +463,11 @@ def test_the_tables_stop_a_selection_that_went_wrong(database: Database, monkeyp
     """A cpu worker for which a gpu catalogue was taken gets nothing: the flavor written is the catalogue's own."""
     catalogue = prepare(database, make_worked_example() | {"flavor": "gpu"})
     report(database, "w", status(**holding(catalogue) | {"flavor": Flavor.CPU}))
-    (wrong,) = rows(database, "SELECT catalogue_id, generation, flavor, 0 AS restore_fixed_ns FROM catalogues")
+    (wrong,) = rows(
+        database,
+        "SELECT catalogue_id, sha256, generation, flavor, 0 AS restore_fixed_ns, 0 AS cold_fixed_ns, ARRAY['B'] AS held "
+        "FROM catalogues",
+    )
     monkeypatch.setattr("app.placement.catalogue_for_worker", lambda _connection, _worker_id: wrong)
 
     with pytest.raises(exc.SQLAlchemyError, match="checkpoint_flavor"):
@@ -435,6 +491,16 @@ def test_a_pinned_checkpoint_that_is_not_listed(database: Database) -> None:
     with pytest.raises(UnknownCheckpoint, match="checkpoint_9: the cpu catalogue lists A, B, C"):
         place(database, call(checkpoint_id="checkpoint_9"))
     assert rows(database, "SELECT * FROM calls") == []
+
+
+def test_a_pinned_checkpoint_that_has_loaded_what_is_to_be_installed(database: Database) -> None:
+    """It is refused: the loaded module would win over the installed one. One without it is not."""
+    prepare_packages(database)
+
+    with pytest.raises(CheckpointConflict, match="B has loaded modules of pandas, and pandas<2 is to be installed"):
+        place(database, call(checkpoint_id="B", packages=["requests", "pandas<2"]))
+    placed = place(database, call(checkpoint_id="A", packages=["requests", "pandas<2"]))
+    assert placed.placement.checkpoint_id == "A"
 
 
 # ---- packages ----

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,13 +16,13 @@ from sqlalchemy import Connection, event, insert
 from app import scoring
 from app.catalogue import activate_catalogue, find_catalogue, import_catalogue
 from app.database import Database
-from app.scoring import Answers, Choice, ScoreRequest, _score, catalogue_for_worker, explain, score_calls
+from app.scoring import Answers, Choice, ScoreRequest, catalogue_for_worker, explain, price_calls, score_calls
 from app.tables import worker_checkpoints, worker_generations, workers
-from readie.cost import COLD, match, price_catalogue, rank
+from readie.cost import COLD, PricedItem, closure, match, price_catalogue, rank
 from readie.document import Catalogue
 from readie.errors import BadRequirement, UnknownCatalogue, UnknownCheckpoint
 from readie.flavor import Flavor
-from readie.wire import ExplainRequest, Explanation, Option
+from readie.wire import ExplainRequest, Explanation
 from tests.catalogues import MODULES, documents, make_checkpoint, make_document, make_item, make_worked_example, read
 
 _numbers = count()
@@ -49,8 +50,16 @@ def choose(database: Database, catalogue: Catalogue, modules: list[str], **optio
     with database.reading() as connection:
         found = find_catalogue(connection, catalogue.sha256)
         assert found is not None
-        request = ScoreRequest(catalogue_id=found.catalogue_id, generation=found.generation, modules=modules, **options)
+        request = ScoreRequest(catalogue_id=found.catalogue_id, sha256=found.sha256, modules=modules, **options)
         return score_calls(connection, [request])[0]
+
+
+@pytest.fixture(autouse=True)
+def own_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is remembered yet."""
+    monkeypatch.setattr(scoring, "answers", Answers(10**6))
+    monkeypatch.setattr(scoring, "prices", Answers(10**6))
+    monkeypatch.setattr(scoring, "checkpoints", Answers(10**6))
 
 
 @contextmanager
@@ -81,64 +90,88 @@ options_of_a_call: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_every_option_of_every_call_costs_what_the_oracle_says(database: Database, data: st.DataObject) -> None:
-    """Order, costs and exclusions of all options equal the plain-Python model, for calls on two catalogues at once."""
+    """Order and costs of all options equal the plain-Python model, and so does the first that is one, for calls on two
+    catalogues at once.
+    """
     catalogues = [read(data.draw(documents(flavor), label=flavor)) for flavor in ("cpu", "gpu")]
     calls = data.draw(st.lists(st.tuples(st.integers(0, 1), options_of_a_call), min_size=1, max_size=5), label="calls")
     ids = [import_catalogue(database, catalogue) for catalogue in catalogues]
-    requests, expected = [], []
-    with database.transaction() as connection:
-        for number, call in calls:
-            catalogue = catalogues[number]
-            listed = [checkpoint.checkpoint_id for checkpoint in catalogue.checkpoints]
-            held = data.draw(st.none() | st.lists(st.sampled_from(listed), unique=True) if listed else st.none())
-            worker_id = None
-            if held is not None:
-                worker_id = add_worker(connection, {catalogue.generation: held, "0" * 64: listed})
-            requests.append(
-                ScoreRequest(catalogue_id=ids[number], generation=catalogue.generation, worker_id=worker_id, **call)
-            )
-            expected.append(_expect(catalogue, requests[-1], listed if held is None else held))
-        rows = _score(connection, requests, every=True)
+    requests = []
+    for number, call in calls:
+        listed = [checkpoint.checkpoint_id for checkpoint in catalogues[number].checkpoints]
+        held = data.draw(st.none() | st.lists(st.sampled_from(listed), unique=True) if listed else st.none())
+        requests.append(ScoreRequest(catalogue_id=ids[number], sha256=catalogues[number].sha256, held=held, **call))
+    with database.reading() as connection:
+        priced = price_calls(connection, requests)
         choices = score_calls(connection, requests)
 
-    for number, (request, (ranking, items)) in enumerate(zip(requests, expected, strict=True)):
-        mine = [row for row in rows if row.request == number]
-        found = [
-            (row.ordinal, row.checkpoint_id, row.size_ns, row.missing_ns, row.cost_ns, row.held, row.fits,
-             row.kept_distribution)
-            for row in mine
-        ]  # fmt: skip
-        assert ranking == found
-        assert choices[number] == Choice(
-            checkpoint_id=ranking[0][1],
-            ordinal=ranking[0][0],
-            cost_ns=ranking[0][4],
-            cold_cost_ns=next(option[4] for option in ranking if option[0] == COLD),
-            items=items,
-            unmatched=list(dict.fromkeys(module for module in request.modules if module not in items)),
+    for (number, _), request, found, choice in zip(calls, requests, priced, choices, strict=True):
+        catalogue = catalogues[number]
+        items, checkpoints = price_catalogue(catalogue)
+        ranking = rank(items, checkpoints, request.modules)
+        matches = {module: key for module in request.modules if (key := match(items, module)) is not None}
+        assert found.items == matches
+        assert [
+            (option.ordinal, option.checkpoint_id, option.size_ns, option.missing_ns, option.cost_ns)
+            for option in found.options()
+        ] == [
+            (option.ordinal, option.checkpoint_id, option.size_ns, option.missing_ns, option.cost_ns)
+            for option in ranking
+        ]
+        best = next(option for option in ranking if _is_option(catalogue, option.ordinal, request))
+        assert choice == Choice(
+            checkpoint_id=best.checkpoint_id,
+            ordinal=best.ordinal,
+            cost_ns=best.cost_ns,
+            cold_cost_ns=next(option.cost_ns for option in ranking if option.ordinal == COLD),
+            items=matches,
+            unmatched=list(dict.fromkeys(module for module in request.modules if module not in matches)),
         )
 
 
-def _expect(
-    catalogue: Catalogue, request: ScoreRequest, held: list[str]
-) -> tuple[list[tuple[Any, ...]], dict[str, str]]:
-    """The oracle's ranking: what is an option first, each with whether it is held, fits, and what spoils it."""
-    items, checkpoints = price_catalogue(catalogue)
-    distribution_of = dict(zip(catalogue.keys, catalogue.item_distributions, strict=True))
-    ranking: list[tuple[Any, ...]] = []
-    for option in rank(items, checkpoints, request.modules):
-        is_held = fits = True
-        spoiled: set[str] = set()
-        if option.ordinal != COLD:
-            listed = catalogue.checkpoints[option.ordinal]
-            is_held = listed.checkpoint_id in held
-            fits = request.memory_bytes is None or listed.size_bytes + request.base_bytes <= request.memory_bytes
-            spoiled = {distribution_of[key] for key in checkpoints[option.ordinal].items}
-            spoiled &= set(request.kept_distributions)
-        costs = (option.size_ns, option.missing_ns, option.cost_ns)
-        ranking.append((option.ordinal, option.checkpoint_id, *costs, is_held, fits, min(spoiled, default=None)))
-    ranking.sort(key=lambda option: not (option[5] and option[6] and option[7] is None))  # stable
-    return ranking, {module: key for module in request.modules if (key := match(items, module)) is not None}
+def _is_option(catalogue: Catalogue, ordinal: int, request: ScoreRequest) -> bool:
+    """DESIGN §4, Selection: held, within the budget, without a module of what is installed anew."""
+    if ordinal == COLD:
+        return True
+    checkpoint = catalogue.checkpoints[ordinal]
+    fits = request.memory_bytes is None or checkpoint.size_bytes + request.base_bytes <= request.memory_bytes
+    held = request.held is None or checkpoint.checkpoint_id in request.held
+    of_items = {catalogue.item_distributions[item] for item in checkpoint.items}
+    return fits and held and not of_items & set(request.kept_distributions)
+
+
+@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(size=st.integers(200, 2000), density=st.floats(0.2, 3.0), seed=st.integers(0, 2**32 - 1))
+def test_catalogues_of_many_items_agree_too(database: Database, size: int, density: float, seed: int) -> None:
+    """Up to 2,000 items in long cycles and deep closures, checkpoints that are closed sets and that are not, prices of
+    all lengths: every option of twenty calls costs what the oracle says, in its order.
+    """
+    random = np.random.default_rng(seed)
+    keys = [f"package{n // 7}" + f".module{n}" * (n % 7 > 0) for n in range(size)]
+    edges = random.integers(0, size, (round(size * density), 2)).tolist()
+    needed: dict[str, list[str]] = {key: [] for key in keys}
+    for by, of in edges:
+        needed[keys[by]].append(keys[of])
+    loads = (10 ** random.uniform(-9, 2, size)).round(9).tolist()
+    items = {key: make_item(load, needed[key]) for key, load in zip(keys, loads, strict=True)}
+    priced = {key: PricedItem(0, item["dependencies"]) for key, item in items.items()}
+    checkpoints = []
+    for number in range(12):
+        held = sorted(closure(priced, random.choice(keys, 3)))
+        kept = random.random(len(held)) >= (0.0, 0.03, 0.5)[number % 3]
+        chosen = [key for key, is_kept in zip(held, kept, strict=True) if is_kept]
+        checkpoints.append(make_checkpoint(f"checkpoint_{number}", chosen, float(random.integers(0, 5000))))
+    catalogue = read(make_document(items, checkpoints, alpha=0.006))
+    catalogue_id = import_catalogue(database, catalogue)
+    calls = [[f"{key}.Name" for key in random.choice(keys, 3)] for _ in range(20)]
+    with database.reading() as connection:
+        requests = [ScoreRequest(catalogue_id=catalogue_id, sha256=catalogue.sha256, modules=each) for each in calls]
+        priced_calls = price_calls(connection, requests)
+
+    all_items, all_checkpoints = price_catalogue(catalogue)
+    for modules, found in zip(calls, priced_calls, strict=True):
+        expected = [(option.ordinal, option.cost_ns) for option in rank(all_items, all_checkpoints, modules)]
+        assert list(zip(found.ordinals, found.costs_ns, strict=True)) == expected
 
 
 # ---- the rules, one by one ----
@@ -158,10 +191,10 @@ def test_the_worked_example_is_right_to_the_digit(
     catalogue = read(make_worked_example(alpha))
     catalogue_id = import_catalogue(database, catalogue)
     with database.reading() as connection:
-        request = ScoreRequest(catalogue_id=catalogue_id, generation=catalogue.generation, modules=["pandas"])
-        rows = _score(connection, [request], every=True)
+        request = ScoreRequest(catalogue_id=catalogue_id, sha256=catalogue.sha256, modules=["pandas"])
+        [prices] = price_calls(connection, [request])
 
-    assert expected == [(row.checkpoint_id, row.cost_ns) for row in rows]
+    assert expected == [(option.checkpoint_id, option.cost_ns) for option in prices.options()]
 
 
 def test_a_tie_goes_to_the_later_option(database: Database) -> None:
@@ -225,19 +258,30 @@ def test_a_name_of_very_many_dots_is_matched_like_any_other(database: Database) 
     assert choose(database, catalogue, [module]).items == {module: "a.a"}
 
 
-def test_one_statement_scores_any_number_of_calls(database: Database) -> None:
-    """A batch is one statement, and each call gets its own answer in the batch's order."""
+def test_one_statement_prices_any_number_of_calls(database: Database) -> None:
+    """A batch is one statement that matches names and one that prices, and each call gets its own answer in its order."""
     catalogue = read(make_worked_example())
     catalogue_id = import_catalogue(database, catalogue)
     modules = [["pandas"], [], ["torch"], ["numpy"]] * 25
-    requests = [
-        ScoreRequest(catalogue_id=catalogue_id, generation=catalogue.generation, modules=each) for each in modules
-    ]
+    requests = [ScoreRequest(catalogue_id=catalogue_id, sha256=catalogue.sha256, modules=each) for each in modules]
     with database.reading() as connection, counted(database) as executed:
         choices = score_calls(connection, requests)
 
-    assert len(executed) == 1
+    assert len([text for text in executed if "planes" in text]) == 1
+    assert len(executed) == 3  # names matched, options priced, checkpoints listed
     assert [choice.checkpoint_id for choice in choices] == ["B", None, "C", "A"] * 25
+
+
+def test_a_module_set_that_was_priced_before_needs_no_statement(database: Database) -> None:
+    """On whatever worker and with whatever budget: what each option costs is the same."""
+    catalogue = read(make_worked_example())
+    import_catalogue(database, catalogue)
+    first = choose(database, catalogue, ["pandas"])
+    with counted(database) as executed:
+        second = choose(database, catalogue, ["pandas"], held=["A", "C"], memory_bytes=50_000_000)
+
+    assert [text for text in executed if "planes" in text] == []
+    assert (first.checkpoint_id, second.checkpoint_id) == ("B", "A")
 
 
 def test_no_request_gives_no_choice(database: Database) -> None:
@@ -401,11 +445,6 @@ class TestExplain:
 class TestRemembered:
     """What was explained is kept: a catalogue never changes, and what is another question is asked anew."""
 
-    @pytest.fixture(autouse=True)
-    def own_answers(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Nothing is remembered yet."""
-        monkeypatch.setattr(scoring, "answers", Answers(10**6))
-
     def test_the_second_time_only_the_active_catalogue_is_asked_for(self, database: Database) -> None:
         """One statement, the same answer."""
         import_catalogue(database, read(make_worked_example()))
@@ -448,17 +487,13 @@ class TestRemembered:
         assert len(self._explain(database, packages=packages).kept) == 1
 
     def test_what_was_not_asked_for_longest_goes_first(self) -> None:
-        """The size stays within its limit; an answer that is an eighth of it is not kept at all."""
-        option = Option(checkpoint_id=None, size=0.0, missing=0.0, total=0.0, total_ns=0, items=[])
-        fields: dict[str, Any] = {"flavor": Flavor.CPU, "catalogue": None, "generation": None, "alpha": None}
-        small = Explanation(**fields, matches=[], options=[option], skipped=[], kept=[])
-        large = Explanation(**fields, matches=[], options=[option] * 9, skipped=[], kept=[])
-        kept = Answers(16 * 250)
+        """The size stays within its limit; an answer that is more than an eighth of it is not kept at all."""
+        kept: Answers[str] = Answers(1600)
         for number in range(16):
-            kept.keep(number, small)
-        assert kept.find(0) is small
-        kept.keep(16, small)
-        kept.keep(17, large)
+            kept.keep(number, str(number), 100)
+        assert kept.find(0) == "0"
+        kept.keep(16, "16", 100)
+        kept.keep(17, "17", 201)
 
         assert [number for number in range(18) if kept.find(number)] == [0, *range(2, 17)]
         assert kept.size_bytes == kept.most_bytes

@@ -1,7 +1,7 @@
 """The executor: what runs inside a sandbox. Standard library only, plus a pinned cloudpickle that lies beside it.
 
-It runs in the root filesystem's own Python, isolated (`-I`), from a folder that holds this file and cloudpickle and
-nothing else. Its baseline, part of every start, is `PRELOAD` and cloudpickle. Three modes:
+It runs in the root filesystem's own Python, isolated (`-I`), from a folder that holds this file, cloudpickle, and of
+`readie` what `resource` needs, and nothing else. Its baseline, part of every start, is `PRELOAD` and cloudpickle. Three modes:
 
     describe   prints what this root filesystem is, as JSON
     cold       a fresh interpreter that serves one call
@@ -70,6 +70,9 @@ STANDARD_MODULES = """
     zoneinfo
 """
 PRELOAD = tuple(STANDARD_MODULES.split())
+
+#: Where the root filesystem declares its datasets, models and tokenizers (readie/resources.py).
+RESOURCES = ""
 
 MAX_HEADER = 4 * 1024 * 1024
 MAX_TEXT = 64 * 1024  # characters of a traceback or a message
@@ -169,16 +172,36 @@ def children_of(pid: int | str) -> list[int]:
 
 
 def load(name: str) -> None:
-    """Imports `name`, and really: a module that loads at first use (importlib.util.LazyLoader) is used once."""
+    """Imports `name`, and really: a module that loads at first use (importlib.util.LazyLoader) is used once.
+
+    A key such as `model:gpt2` is loaded as the root filesystem declares it.
+    """
+    if is_resource(name):
+        open_store().get(name)
+        return
     module = importlib.import_module(name)
     if type(module).__name__ == "_LazyModule":
         _ = module.__doc__
+
+
+def is_resource(name: str) -> bool:
+    """Whether `name` is the key of a dataset, model or tokenizer, as only they have a colon."""
+    return name.startswith(("dataset:", "model:", "tokenizer:"))
+
+
+def open_store() -> Any:
+    """What this process has loaded of the declared datasets, models and tokenizers. Raises what reading them raises."""
+    return importlib.import_module("readie.resources").open_store(RESOURCES)
 
 
 def load_longest(name: str) -> str:
     """Imports `name`, or else the longest prefix of it that can be imported; returns that ("": none)."""
     parts = name.split(".")
     reached = ""
+    if is_resource(name):
+        with contextlib.suppress(BaseException):  # the function that asks for it will hear why
+            load(name)
+            reached = name
     if all(part.isidentifier() for part in parts):
         for length in range(1, len(parts) + 1):
             prefix = ".".join(parts[:length])
@@ -420,7 +443,7 @@ def run_zygote(control: socket.socket, canonical: Sequence[str], ballast_mb: flo
         try:
             load(name)
         except BaseException as error:
-            detail = f"import {name}: {describe_failure(error)}"
+            detail = f"{'load' if is_resource(name) else 'import'} {name}: {describe_failure(error)}"
             _send(control, {"type": "failed", "kind": "raised", "detail": detail, "traceback": _tail()})
             os._exit(1)
     # Written, not only reserved: untouched pages would cost a fork nothing.
@@ -594,8 +617,10 @@ def start(bundle: str) -> None:
 
 def main() -> None:
     """Entry: `python -I -c "…" <bundle> <mode> <options as JSON>`."""
+    global RESOURCES  # noqa: PLW0603 - of the process, as its arguments are
     bundle, mode, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
     sys.argv = [""]
+    RESOURCES = options.get("resources", "")
     start(bundle)
     if mode == "describe":
         print(json.dumps(describe()))

@@ -32,9 +32,12 @@ from typing import IO, Any
 
 import msgspec
 
-from readie.errors import RuntimeUnavailable
+import readie
+from readie.errors import ReadieError, RuntimeUnavailable
 from readie.files import write_json
 from readie.manifest import CheckpointSpec, Description, Host
+from readie.resources import FILE as RESOURCES
+from readie.resources import hash_resources, read_resources
 from readie.units import MB
 from worker import executor
 from worker.executor import Header, anonymous_bytes, children_of, reap_group
@@ -71,6 +74,7 @@ class ForkRuntime:
         self.folder = folder
         self.bundle = make_bundle(folder / "bundle", self.python)
         self.cache = shared_cache(self.rootfs, folder)
+        self.paths = {"resources": str(self.rootfs / RESOURCES)}
         self.zygotes: dict[tuple[str, str], Zygote] = {}
         self.retired: list[Zygote] = []
 
@@ -84,7 +88,7 @@ class ForkRuntime:
         }
 
     def command(self, mode: str, options: Header) -> list[str]:
-        return [str(self.python), "-I", "-B", "-c", BOOT, str(self.bundle), mode, json.dumps(options)]
+        return [str(self.python), "-I", "-B", "-c", BOOT, str(self.bundle), mode, json.dumps(options | self.paths)]
 
     def popen(
         self,
@@ -269,7 +273,7 @@ def shared_cache(rootfs: Path, folder: Path) -> Path:
 
 
 def make_bundle(folder: Path, python: Path) -> Path:
-    """A folder with the executor, the probe and cloudpickle, and nothing else of the worker's environment.
+    """A folder with the executor, the probe, cloudpickle, what `readie.resource` needs, and nothing else of the worker's.
 
     Compiled by the Python that will run it: sandboxes write no byte code, so each start would compile it again.
     """
@@ -278,6 +282,9 @@ def make_bundle(folder: Path, python: Path) -> Path:
     here = Path(__file__).parent
     shutil.copy(here / "executor.py", folder / "readie_executor.py")
     shutil.copy(here / "probe.py", folder / "readie_probe.py")
+    (folder / "readie").mkdir()
+    for name in ("__init__.py", "errors.py", "resources.py"):
+        shutil.copy(Path(readie.__file__).with_name(name), folder / "readie")
     spec = importlib.util.find_spec("cloudpickle")
     if spec is None or spec.origin is None:
         raise RuntimeUnavailable("cloudpickle is not installed beside the worker", "Install readie[worker] again.")
@@ -467,6 +474,18 @@ def describe_status(status: int | None) -> str:
 # ---- zygotes ----
 
 
+def check_resources(spec: CheckpointSpec, path: Path) -> None:
+    """Raises `SaveFailed` unless the root filesystem declares what the checkpoint holds as it did at the capture."""
+    try:
+        declared = hash_resources(read_resources(path), spec.canonical)
+    except ReadieError as error:
+        raise SaveFailed("resources", error.detail) from error
+    if declared != spec.resources:
+        raise SaveFailed(
+            "resources", f"{path} declares its datasets, models or tokenizers otherwise than at the capture"
+        )
+
+
 class Zygote:
     """A process that has imported a checkpoint's canonical modules. Raises `SaveFailed` where that is not possible.
 
@@ -474,6 +493,7 @@ class Zygote:
     """
 
     def __init__(self, runtime: ForkRuntime, spec: CheckpointSpec, *, timeout: float) -> None:
+        check_resources(spec, runtime.rootfs / RESOURCES)
         self.folder = Path(tempfile.mkdtemp(prefix="zygote-", dir=runtime.folder))
         self.lock = threading.Lock()  # one fork at a time
         self.forked: queue.SimpleQueue[ForkSandbox | None] = queue.SimpleQueue()

@@ -49,7 +49,6 @@ block_signals, set_timer = signal.pthread_sigmask, signal.setitimer
 get_limit, set_limit = resource.getrlimit, resource.setrlimit
 set_trace, set_profile, set_depth = sys.settrace, sys.setprofile, sys.setrecursionlimit
 import_module = importlib.import_module
-encode = json.JSONEncoder(ensure_ascii=False).encode
 thread_id = __import__("_thread").get_ident
 SIGNALS = signal.valid_signals()
 STDLIB = sys.stdlib_module_names
@@ -62,6 +61,19 @@ MAX_TEXT = 64 * 1024  # characters of what an import raised
 PACE_MODULES = ("argparse", "ast", "difflib", "inspect", "pydoc", "tarfile", "textwrap", "zipfile")
 
 
+# What the functions below look up stays as it is now.
+globals()["__builtins__"] = dict(vars(builtins))
+
+
+class Encoder(json.JSONEncoder):
+    """JSON by functions that nobody else's names lead to."""
+
+    default, encode, iterencode = json.JSONEncoder.default, json.JSONEncoder.encode, json.JSONEncoder.iterencode
+
+
+encode = Encoder(ensure_ascii=False).encode
+
+
 def run(options: Mapping[str, Any], executor: Any) -> NoReturn:
     """Measures `options["modules"]` in `options["mode"]`, writes the result to `<folder>/result`, ends the process."""
     pid = getpid()
@@ -72,20 +84,23 @@ def run(options: Mapping[str, Any], executor: Any) -> NoReturn:
     gc.disable()
     # Before a plain import as well, it would leave room in the heap that the import then need not ask for.
     paces = [measure_pace(waited)] if mode == "time" else []
+    with contextlib.suppress(Exception):  # what is wrong with it, loading will say
+        if any(map(executor.is_resource, options["modules"])):
+            executor.open_store()  # reading the declarations is no part of loading what they declare
     memory_kb = memory.kb()
     hook = Hook(write, memory, waited, mode, executor.loaded_from)
     if mode != "plain":
         hook.install()
+    loading = Loading(options["modules"], executor, None if mode == "plain" else hook)
     write(b"start\n")
     wall, cpu, ready = clock(), cpu_clock(), waited()
-    importing = Importing(options["modules"])
     for _ in range(100):
         try:
-            importing.go_on()
+            loading.go_on()
             calm()
             break
         except BaseException as error:  # noqa: BLE001 - the handler of a signal may raise at any moment
-            importing.error = importing.error or error
+            loading.error = loading.error or error
     wall, cpu, ready = clock() - wall, cpu_clock() - cpu, waited() - ready
     grown_kb = memory.kb() - memory_kb
     hook.active = False
@@ -97,7 +112,7 @@ def run(options: Mapping[str, Any], executor: Any) -> NoReturn:
         "waited_s": ready / 1e9,
         "rss_mb": max(grown_kb, 0) * 1024 / 1e6,
         "network": options.get("network", "none"),
-        "failure": importing.describe_failure(executor.describe_failure),
+        "failure": loading.describe_failure(),
     }
     if grown_kb < 0:
         whole["raw_rss_mb"] = grown_kb * 1024 / 1e6
@@ -106,45 +121,62 @@ def run(options: Mapping[str, Any], executor: Any) -> NoReturn:
             paces.append(measure_pace(waited))
         whole["pace_s"] = [pace / 1e9 for pace in paces if pace is not None]
         whole["modules"] = hook.describe()
-        with contextlib.suppress(OSError):  # no descriptors are left to look with
+        with contextlib.suppress(Exception):  # no descriptors are left to look with, say
             whole["threads"] = len(executor.threads())
     except BaseException as problem:  # noqa: BLE001 - a module may have changed whatever this needs
-        name = type.__dict__["__name__"].__get__(type(problem))
-        whole["failure"] = whole["failure"] or {
-            "kind": "no-result",
-            "detail": f"its process cannot be described: {name}",
-        }
+        detail = f"its process cannot be described: {name_type(problem)}"
+        whole["failure"] = whole["failure"] or {"kind": "no-result", "detail": detail}
     try:
         write(b"=\t%s\n" % as_bytes(whole))
     finally:
         end_process(0)
 
 
-class Importing:
-    """The imports, up to the first that fails."""
+class Loading:
+    """The roots, loaded one after the other up to the first that fails."""
 
-    def __init__(self, modules: Sequence[str]) -> None:
-        self.waiting = iter(modules)
-        self.module = ""
+    def __init__(self, roots: Sequence[str], executor: Any, hook: "Hook | None") -> None:
+        self.waiting = list(reversed(roots))
+        self.executor = executor
+        self.hook = hook
+        self.root = ""
         self.error: BaseException | None = None
 
     def go_on(self) -> None:
-        """Imports what is left. Whatever a module raises is a result."""
+        """Loads what is left. Whatever a root raises is a result."""
         try:
-            while self.error is None:
-                self.module = next(self.waiting)
-                load(self.module)
-        except StopIteration as error:
-            if error.__traceback__ and error.__traceback__.tb_next:
-                self.error = error
+            while self.waiting and self.error is None:
+                self.root = self.waiting.pop()
+                self.load(self.root)
         except BaseException as error:  # noqa: BLE001
             self.error = error
 
-def load(name: str) -> None:
-    """Imports `name` as the executor does, whatever was put in the place of importlib's functions meanwhile."""
-    module = import_module(name)
-    if type(module).__name__ == "_LazyModule":
-        _ = module.__doc__
+    def load(self, root: str) -> None:
+        """Loads a root as the executor does, whatever was put in the place of importlib's functions meanwhile."""
+        if not self.executor.is_resource(root):
+            module = import_module(root)
+            if type(module).__name__ == "_LazyModule":
+                _ = module.__doc__
+        elif self.hook is not None:
+            self.hook.measure(root, self.executor.load, root)
+        else:
+            self.executor.load(root)
+
+    def describe_failure(self) -> dict[str, str] | None:
+        """What a root raised, whatever the exception's own methods do; None if all were loaded."""
+        error = self.error
+        if error is None:
+            return None
+        try:
+            if isinstance(error, SystemExit):
+                detail = f"SystemExit({error.code!r})"
+            else:
+                detail = self.executor.describe_failure(error)
+        except BaseException:  # noqa: BLE001
+            detail = name_type(error)
+        verb = "load" if self.executor.is_resource(self.root) else "import"
+        kind = "exit" if isinstance(error, SystemExit) else "raised"
+        return {"kind": kind, "detail": f"{verb} {self.root}: {detail}"[:MAX_TEXT]}
 
 
 def calm() -> None:
@@ -166,14 +198,10 @@ def calm() -> None:
             break
 
 
-def describe_error(module: str, error: BaseException, describe: Callable[[BaseException], str]) -> dict[str, str]:
-    """What an import raised, whatever the exception's own methods do."""
-    kind = "exit" if isinstance(error, SystemExit) else "raised"
-    try:
-        detail = f"SystemExit({error.code!r})" if isinstance(error, SystemExit) else describe(error)
-    except BaseException:  # noqa: BLE001
-        detail = type.__dict__["__name__"].__get__(type(error))
-    return {"kind": kind, "detail": f"import {module}: {detail}"[:MAX_TEXT]}
+def name_type(value: object) -> str:
+    """The name of its type, past whatever the type does."""
+    name: str = type.__dict__["__name__"].__get__(type(value))
+    return name
 
 
 class Frame:

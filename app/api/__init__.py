@@ -5,6 +5,7 @@ Bodies are decoded here once, straight into the wire type that the route names, 
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from hmac import compare_digest
 from typing import Any, Final
 
@@ -15,8 +16,12 @@ from litestar.handlers import BaseRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.response.base import ASGIResponse
 
+from app.database import Database
+from app.groups import Groups
+from app.settings import RouterSettings
+from app.waiting import WakeUps
 from readie.errors import BadFlavor, BadRequest, Unauthorized
-from readie.wire import MAX_NAME, Output, Problem, Result
+from readie.wire import MAX_NAME, CallPlaced, CallRequest, Output, Problem, Result
 
 JSON: Final = "application/json"
 #: The registered name first; the others are in use.
@@ -28,6 +33,16 @@ PROBLEMS: Final = {
     status: ResponseSpec(Problem, description="A problem document", media_type=PROBLEM, generate_examples=False)
     for status in (400, 401, 404, 409, 413, 422, 500, 501, 503)
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """What the routes of an application share, in one dependency: Litestar starts a task for each of several."""
+
+    database: Database
+    settings: RouterSettings
+    wake_ups: WakeUps
+    placing: Groups[CallRequest, CallPlaced]
 
 
 class WireRequest(Request[Any, Any, Any]):

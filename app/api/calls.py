@@ -1,23 +1,24 @@
 """Routes for clients: place a call, follow it, cancel it; explain what one would cost."""
 
-import threading
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 from litestar import delete, get, post
+from litestar.concurrency import sync_to_thread
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody, QueryParameter
 from sqlalchemy import Connection
 
-from app.api import PROBLEMS
+from app.api import PROBLEMS, Serving
 from app.database import Database
 from app.lease import cancel_call
-from app.placement import WorkerFilled, place_call, placement_of
+from app.placement import place_calls, placement_of
 from app.scoring import explain
 from app.settings import RouterSettings
 from app.sql import statement
-from app.waiting import CAPACITY, WakeUps, call_topic, worker_topic
-from readie.errors import NoCapacity, NoWorkers, PayloadTooLarge, PlacementError, UnknownCall
+from app.waiting import CAPACITY, call_topic, worker_topic
+from readie.errors import NoCapacity, NoWorkers, PayloadTooLarge, ReadieError, UnknownCall
 from readie.units import ns_to_seconds
 from readie.wire import (
     MAX_WAIT,
@@ -32,65 +33,53 @@ from readie.wire import (
     Result,
 )
 
-#: Placements of one process take turns: they would only wait for the same worker's row, and then find it filled.
-_turn = threading.Lock()
-
-#: Times that the chosen worker may be filled by another router before a call gives up.
-MOST_CONTESTS = 20
-
 Wait = Annotated[float, QueryParameter(ge=0, le=MAX_WAIT, description="seconds to wait for something to tell")]
 Limit = Annotated[int, QueryParameter(ge=1, le=1000)]
 Offset = Annotated[int, QueryParameter(ge=0, le=2**31 - 1)]
 
 
 @post("/calls", operation_id="placeCall", responses=PROBLEMS)
-async def place(
-    data: JSONBody[CallRequest],
-    database: NamedDependency[Database],
-    settings: NamedDependency[RouterSettings],
-    wake_ups: NamedDependency[WakeUps],
-) -> CallPlaced:
+async def place(data: JSONBody[CallRequest], serving: NamedDependency[Serving]) -> CallPlaced:
     """Places a call on a worker, waiting up to its queue_timeout for one that can take it."""
-    if len(data.payload) > settings.max_payload:
-        raise PayloadTooLarge(f"the payload has {len(data.payload)} bytes, MAX_PAYLOAD is {settings.max_payload}")
-    placed = await wake_ups.wait(
-        CAPACITY,
-        data.queue_timeout,
-        lambda: _try_to_place(database, settings, data),
-        lambda answer: isinstance(answer, CallPlaced),
+    most = serving.settings.max_payload
+    if len(data.payload) > most:
+        raise PayloadTooLarge(f"the payload has {len(data.payload)} bytes, MAX_PAYLOAD is {most}")
+
+    async def try_to_place() -> CallPlaced | NoWorkers | NoCapacity:
+        try:
+            return await serving.placing.ask(data)
+        except (NoWorkers, NoCapacity) as error:
+            return error
+
+    placed = await serving.wake_ups.wait(
+        CAPACITY, data.queue_timeout, try_to_place, lambda answer: isinstance(answer, CallPlaced)
     )
-    if isinstance(placed, PlacementError):
+    if not isinstance(placed, CallPlaced):
         raise placed
-    wake_ups.ring(worker_topic(placed.placement.worker_id))
+    serving.wake_ups.ring(worker_topic(placed.placement.worker_id))
     return placed
 
 
-def _try_to_place(database: Database, settings: RouterSettings, request: CallRequest) -> CallPlaced | PlacementError:
-    """The call, placed, or why it cannot be now."""
-    for _ in range(MOST_CONTESTS):
-        try:
-            with _turn, database.transaction() as connection:
-                return place_call(connection, database, settings, request)
-        except WorkerFilled:
-            continue
-        except (NoWorkers, NoCapacity) as error:
-            return error
-    return NoCapacity(f"{MOST_CONTESTS} times another router filled the chosen worker first")
+def place_together(
+    database: Database, settings: RouterSettings, requests: Sequence[CallRequest]
+) -> list[CallPlaced | ReadieError]:
+    """Places a group of calls, in one transaction."""
+    with database.transaction() as connection:
+        return place_calls(connection, database, settings, requests)
 
 
 @get("/calls/{call_id:str}", operation_id="readCall", responses=PROBLEMS)
 async def read(
     call_id: FromPath[str],
-    database: NamedDependency[Database],
-    wake_ups: NamedDependency[WakeUps],
+    serving: NamedDependency[Serving],
     wait: Wait = 0.0,
     seen: Annotated[int | None, QueryParameter(ge=0, le=2**31 - 1)] = None,
 ) -> CallStatus:
     """How a call goes: at once, or when it has ended or printed more than `seen` pieces, or after `wait` seconds."""
-    return await wake_ups.wait(
+    return await serving.wake_ups.wait(
         call_topic(call_id),
         wait,
-        lambda: _read_status(database, call_id, seen),
+        lambda: sync_to_thread(_read_status, serving.database, call_id, seen),
         lambda status: status.result is not None or (seen is not None and bool(status.output)),
     )
 
@@ -122,12 +111,12 @@ def _read_status(database: Database, call_id: str, seen: int | None) -> CallStat
 
 
 @delete("/calls/{call_id:str}", operation_id="cancelCall", status_code=204, sync_to_thread=True, responses=PROBLEMS)
-def cancel(call_id: FromPath[str], database: NamedDependency[Database], wake_ups: NamedDependency[WakeUps]) -> None:
+def cancel(call_id: FromPath[str], serving: NamedDependency[Serving]) -> None:
     """Ends a call; one that has ended stays as it is."""
-    with database.transaction() as connection:
+    with serving.database.transaction() as connection:
         worker_id = cancel_call(connection, call_id)
     if worker_id is not None:
-        wake_ups.ring(worker_topic(worker_id), call_topic(call_id), CAPACITY)
+        serving.wake_ups.ring(worker_topic(worker_id), call_topic(call_id), CAPACITY)
 
 
 @get("/calls", operation_id="listCalls", sync_to_thread=True, responses=PROBLEMS)
@@ -163,9 +152,7 @@ def read_calls(connection: Connection, state: CallState | None, limit: int, offs
 
 
 @post("/explain", operation_id="explain", status_code=200, sync_to_thread=True, responses=PROBLEMS)
-def explain_modules(
-    data: JSONBody[ExplainRequest], database: NamedDependency[Database], settings: NamedDependency[RouterSettings]
-) -> Explanation:
+def explain_modules(data: JSONBody[ExplainRequest], serving: NamedDependency[Serving]) -> Explanation:
     """What every checkpoint would cost for these modules, cheapest first, and why."""
-    with database.reading() as connection:
-        return explain(connection, data, settings.packages_policy)
+    with serving.database.reading() as connection:
+        return explain(connection, data, serving.settings.packages_policy)

@@ -3,18 +3,18 @@
 from typing import Annotated
 
 from litestar import get, post, put
+from litestar.concurrency import sync_to_thread
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody, PathParameter, QueryParameter
 from sqlalchemy import Connection
 
-from app.api import PROBLEMS
+from app.api import PROBLEMS, Serving
 from app.api.calls import Wait
 from app.database import Database
 from app.lease import accept_placement, add_output, call_of, end_placement, read_orders
 from app.liveness import report_status
-from app.settings import RouterSettings
 from app.sql import statement
-from app.waiting import CAPACITY, WakeUps, call_topic, worker_topic
+from app.waiting import CAPACITY, call_topic, worker_topic
 from readie.errors import ResultTooLarge
 from readie.flavor import Flavor
 from readie.units import ns_to_seconds
@@ -25,27 +25,27 @@ from readie.wire import IDENTIFIER, HeldGeneration, Orders, Output, Result, Work
 def report(
     worker_id: Annotated[str, PathParameter(pattern=IDENTIFIER)],
     data: JSONBody[WorkerStatus],
-    database: NamedDependency[Database],
-    wake_ups: NamedDependency[WakeUps],
+    serving: NamedDependency[Serving],
 ) -> None:
     """What a worker is and has, every 10 seconds and at each change; it replaces what was reported before."""
-    with database.transaction() as connection:
+    with serving.database.transaction() as connection:
         report_status(connection, worker_id, data)
-    wake_ups.ring(worker_topic(worker_id), CAPACITY)
+    serving.wake_ups.ring(worker_topic(worker_id), CAPACITY)
 
 
 @get("/workers/{worker_id:str}/placements", operation_id="fetchPlacements", responses=PROBLEMS)
-async def fetch(
-    worker_id: FromPath[str], database: NamedDependency[Database], wake_ups: NamedDependency[WakeUps], wait: Wait = 0.0
-) -> Orders:
+async def fetch(worker_id: FromPath[str], serving: NamedDependency[Serving], wait: Wait = 0.0) -> Orders:
     """What the agent has to do: at once if there is something, else when there is, or after `wait` seconds."""
 
     def read() -> Orders:
-        with database.reading() as connection:
+        with serving.database.reading() as connection:
             return read_orders(connection, worker_id)
 
-    return await wake_ups.wait(
-        worker_topic(worker_id), wait, read, lambda orders: bool(orders.run or orders.cancel or orders.end_sessions)
+    return await serving.wake_ups.wait(
+        worker_topic(worker_id),
+        wait,
+        lambda: sync_to_thread(read),
+        lambda orders: bool(orders.run or orders.cancel or orders.end_sessions),
     )
 
 
@@ -59,13 +59,12 @@ async def fetch(
 def accept(
     placement_id: FromPath[str],
     worker_id: Annotated[str, QueryParameter(pattern=IDENTIFIER)],
-    database: NamedDependency[Database],
-    wake_ups: NamedDependency[WakeUps],
+    serving: NamedDependency[Serving],
 ) -> None:
     """The agent of this worker runs the placement, and nobody else; to say so twice is fine."""
-    with database.transaction() as connection:
+    with serving.database.transaction() as connection:
         accept_placement(connection, placement_id, worker_id)
-    wake_ups.ring(call_topic(call_of(placement_id)))
+    serving.wake_ups.ring(call_topic(call_of(placement_id)))
 
 
 @post(
@@ -78,13 +77,12 @@ def accept(
 def output(
     placement_id: FromPath[str],
     data: JSONBody[Output],
-    database: NamedDependency[Database],
-    wake_ups: NamedDependency[WakeUps],
+    serving: NamedDependency[Serving],
 ) -> None:
     """A piece of what the call printed; a repeated sequence number is ignored."""
-    with database.transaction() as connection:
+    with serving.database.transaction() as connection:
         call_id = add_output(connection, placement_id, data)
-    wake_ups.ring(call_topic(call_id))
+    serving.wake_ups.ring(call_topic(call_id))
 
 
 @put(
@@ -97,13 +95,12 @@ def output(
 def result(
     placement_id: FromPath[str],
     data: JSONBody[Result],
-    database: NamedDependency[Database],
-    settings: NamedDependency[RouterSettings],
-    wake_ups: NamedDependency[WakeUps],
+    serving: NamedDependency[Serving],
 ) -> None:
     """How the placement ended; to say so twice is fine, the first time counts."""
-    if len(data.payload) > settings.max_payload:
-        error = ResultTooLarge(f"the result has {len(data.payload)} bytes, MAX_PAYLOAD is {settings.max_payload}")
+    most = serving.settings.max_payload
+    if len(data.payload) > most:
+        error = ResultTooLarge(f"the result has {len(data.payload)} bytes, MAX_PAYLOAD is {most}")
         data = Result(
             outcome="failed",
             problem=problem_of(error),
@@ -111,10 +108,10 @@ def result(
             started=data.started,
             phases=data.phases,
         )
-    with database.transaction() as connection:
+    with serving.database.transaction() as connection:
         call_id = end_placement(connection, placement_id, data)
     if call_id is not None:
-        wake_ups.ring(call_topic(call_id), CAPACITY)
+        serving.wake_ups.ring(call_topic(call_id), CAPACITY)
 
 
 @get("/workers", operation_id="listWorkers", sync_to_thread=True, responses=PROBLEMS)

@@ -40,6 +40,7 @@ def statement(name: str) -> TextClause:
     return text(texts()[name])
 
 
+@cache
 def declared_parameters(name: str) -> dict[str, str]:
     """Parameter → SQL type, as the statement's `-- parameters:` lines declare them."""
     lines = (line.split(", ") for line in _PARAMETERS.findall(texts()[name]) if line != "none")

@@ -83,8 +83,14 @@ ORDER BY e.catalogue_id;
 -- The catalogue that prices calls on a worker: its flavor's active one if the worker holds that generation, else the
 -- newest imported one whose generation it holds.
 -- parameters: worker_id text
--- returns: at most one row; none: calls on it start cold
-SELECT c.catalogue_id, c.sha256, c.generation, c.flavor, c.alpha, g.restore_fixed_ns, g.cold_fixed_ns
+-- returns: at most one row; none: calls on it start cold; held: the checkpoints of it that the worker offers, null for none
+SELECT
+    c.catalogue_id, c.sha256, c.generation, c.flavor, c.alpha, g.restore_fixed_ns, g.cold_fixed_ns,
+    (
+        SELECT array_agg(h.checkpoint_id)
+        FROM worker_checkpoints h
+        WHERE h.worker_id = g.worker_id AND h.generation = g.generation
+    ) AS held
 FROM workers w
 JOIN catalogues c ON c.flavor = w.flavor
 JOIN worker_generations g ON g.worker_id = w.worker_id AND g.generation = c.generation
@@ -114,13 +120,17 @@ ORDER BY ordinal;
 -- name: list_checkpoint_items
 -- What a checkpoint holds, and which of it the executor was told to import.
 -- parameters: catalogue_id integer, ordinal integer
+WITH held AS MATERIALIZED (
+    SELECT bits
+    FROM contents
+    WHERE catalogue_id = CAST(:catalogue_id AS integer) AND ordinal = CAST(:ordinal AS integer)
+)
 SELECT i.key, i.load_ns, i.size_mb, c.item_id IS NOT NULL AS canonical
-FROM items i
-JOIN atoms a ON a.catalogue_id = i.catalogue_id AND a.atom_id = i.atom_id
-JOIN classes k ON k.catalogue_id = a.catalogue_id AND k.class_id = a.class_id
+FROM held h
+JOIN items i ON get_bit(h.bits, i.atom_id) = 1
 LEFT JOIN canonical_items c
     ON c.catalogue_id = i.catalogue_id AND c.ordinal = CAST(:ordinal AS integer) AND c.item_id = i.item_id
-WHERE i.catalogue_id = CAST(:catalogue_id AS integer) AND CAST(:ordinal AS integer) = ANY(k.ordinals)
+WHERE i.catalogue_id = CAST(:catalogue_id AS integer)
 ORDER BY i.key COLLATE "C";
 
 -- name: find_item

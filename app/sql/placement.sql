@@ -1,9 +1,11 @@
--- Worker first, checkpoint second, lease last: all in the transaction of app/placement.py's place_call.
+-- Worker first, checkpoint second, lease last: all in the transaction of app/placement.py's place_calls.
 
 -- name: rank_workers
 -- The best worker for a call, and how many workers each filter leaves out. No row: no worker is ready.
--- A call without gpu_bytes that is a GPU call takes the whole GPU memory. worker_id null: any worker.
--- parameters: gpu boolean, memory_bytes bigint, gpu_bytes bigint, headroom_ppm bigint, ttl_ms bigint, worker_id text
+-- A call without gpu_bytes that is a GPU call takes the whole GPU memory. The lists are one value a call that this
+-- transaction has placed and not written yet: its worker, and what it reserves there.
+-- parameters: gpu boolean, memory_bytes bigint, gpu_bytes bigint, headroom_ppm bigint, ttl_ms bigint
+-- parameters: before_worker_ids text[], before_memory_bytes bigint[], before_gpu_memory_bytes bigint[]
 -- returns: worker_id, flavor, markers, base_bytes, gpu_total_bytes, fits, and counts of workers: ready, other_flavor,
 -- short_of_memory, short_of_gpu, full
 WITH held AS (
@@ -19,6 +21,10 @@ WITH held AS (
     FROM leases
     LEFT JOIN sandboxes
         ON sandboxes.worker_id = leases.worker_id AND sandboxes.placement_id = leases.placement_id
+    UNION ALL
+    SELECT
+        unnest(CAST(:before_worker_ids AS text[])), unnest(CAST(:before_memory_bytes AS bigint[])),
+        unnest(CAST(:before_gpu_memory_bytes AS bigint[])), 1, 1
 ),
 taken AS (
     SELECT
@@ -42,7 +48,6 @@ loads AS (
     LEFT JOIN taken ON taken.worker_id = workers.worker_id
     WHERE workers.state = 'ready'
       AND workers.heard_at > now() - CAST(:ttl_ms AS bigint) * INTERVAL '1 millisecond'
-      AND (CAST(:worker_id AS text) IS NULL OR workers.worker_id = CAST(:worker_id AS text))
 ),
 checked AS (
     SELECT
@@ -82,69 +87,73 @@ ORDER BY
     worker_id COLLATE "C"
 LIMIT 1;
 
--- name: insert_call
--- A call with its first placement.
--- parameters: call_id text, function text, python text, gpu boolean, memory_bytes bigint, max_memory_bytes bigint
--- parameters: gpu_memory_bytes bigint, max_gpu_memory_bytes bigint, session_id text, pinned_checkpoint_id text
--- parameters: cold boolean, retry boolean, timeout_ms bigint, placement_id text, worker_id text, worker_flavor text
--- parameters: catalogue_id integer, generation text, checkpoint_id text, checkpoint_flavor text, cost_ns bigint
--- parameters: cold_cost_ns bigint, predicted_ready_ns bigint, reason text
+-- name: insert_calls
+-- Calls with their first placements; each parameter is a list with one value a call, as in all inserts that follow.
+-- parameters: call_id text[], function text[], python text[], gpu boolean[], memory_bytes bigint[]
+-- parameters: max_memory_bytes bigint[], gpu_memory_bytes bigint[], max_gpu_memory_bytes bigint[], session_id text[]
+-- parameters: pinned_checkpoint_id text[], cold boolean[], retry boolean[], timeout_ms bigint[], placement_id text[]
+-- parameters: worker_id text[], worker_flavor text[], catalogue_id integer[], generation text[], checkpoint_id text[]
+-- parameters: checkpoint_flavor text[], cost_ns bigint[], cold_cost_ns bigint[], predicted_ready_ns bigint[]
+-- parameters: reason text[]
 INSERT INTO calls (
     call_id, state, function, python, gpu, memory_bytes, max_memory_bytes, gpu_memory_bytes, max_gpu_memory_bytes,
     session_id, pinned_checkpoint_id, cold, retry, timeout_ms, attempts,
     placement_id, worker_id, worker_flavor, catalogue_id, generation, checkpoint_id, checkpoint_flavor,
     cost_ns, cold_cost_ns, predicted_ready_ns, reason, created_at
 )
-VALUES (
-    CAST(:call_id AS text), 'placed', CAST(:function AS text), CAST(:python AS text), CAST(:gpu AS boolean),
-    CAST(:memory_bytes AS bigint), CAST(:max_memory_bytes AS bigint),
-    CAST(:gpu_memory_bytes AS bigint), CAST(:max_gpu_memory_bytes AS bigint),
-    CAST(:session_id AS text), CAST(:pinned_checkpoint_id AS text), CAST(:cold AS boolean), CAST(:retry AS boolean),
-    CAST(:timeout_ms AS bigint), 1,
-    CAST(:placement_id AS text), CAST(:worker_id AS text), CAST(:worker_flavor AS text),
-    CAST(:catalogue_id AS integer), CAST(:generation AS text), CAST(:checkpoint_id AS text),
-    CAST(:checkpoint_flavor AS text),
-    CAST(:cost_ns AS bigint), CAST(:cold_cost_ns AS bigint), CAST(:predicted_ready_ns AS bigint),
-    CAST(:reason AS text), now()
-);
+SELECT
+    unnest(CAST(:call_id AS text[])), 'placed', unnest(CAST(:function AS text[])), unnest(CAST(:python AS text[])),
+    unnest(CAST(:gpu AS boolean[])), unnest(CAST(:memory_bytes AS bigint[])),
+    unnest(CAST(:max_memory_bytes AS bigint[])), unnest(CAST(:gpu_memory_bytes AS bigint[])),
+    unnest(CAST(:max_gpu_memory_bytes AS bigint[])), unnest(CAST(:session_id AS text[])),
+    unnest(CAST(:pinned_checkpoint_id AS text[])), unnest(CAST(:cold AS boolean[])),
+    unnest(CAST(:retry AS boolean[])), unnest(CAST(:timeout_ms AS bigint[])), 1,
+    unnest(CAST(:placement_id AS text[])), unnest(CAST(:worker_id AS text[])),
+    unnest(CAST(:worker_flavor AS text[])), unnest(CAST(:catalogue_id AS integer[])),
+    unnest(CAST(:generation AS text[])), unnest(CAST(:checkpoint_id AS text[])),
+    unnest(CAST(:checkpoint_flavor AS text[])), unnest(CAST(:cost_ns AS bigint[])),
+    unnest(CAST(:cold_cost_ns AS bigint[])), unnest(CAST(:predicted_ready_ns AS bigint[])),
+    unnest(CAST(:reason AS text[])), now();
 
--- name: insert_payload
--- The function and its arguments, opaque.
--- parameters: call_id text, payload bytea
-INSERT INTO call_payloads (call_id, payload) VALUES (CAST(:call_id AS text), :payload);
+-- name: insert_payloads
+-- The functions and their arguments, opaque.
+-- parameters: call_id text[], payload bytea[]
+INSERT INTO call_payloads (call_id, payload)
+SELECT unnest(CAST(:call_id AS text[])), unnest(CAST(:payload AS bytea[]));
 
 -- name: insert_call_modules
--- What a call said it imports, in its order; positions and modules are of one length.
--- parameters: call_id text, positions integer[], modules text[], items text[]
+-- What calls said they import, in their order, and the items that it stands for; one value a module.
+-- parameters: call_id text[], position integer[], module text[], item text[]
 INSERT INTO call_modules (call_id, position, module, item)
 SELECT
-    CAST(:call_id AS text), unnest(CAST(:positions AS integer[])), unnest(CAST(:modules AS text[])),
-    unnest(CAST(:items AS text[]));
+    unnest(CAST(:call_id AS text[])), unnest(CAST(:position AS integer[])), unnest(CAST(:module AS text[])),
+    unnest(CAST(:item AS text[]));
 
 -- name: insert_call_packages
--- What became of a call's requirements; all lists are of one length.
--- parameters: call_id text, positions integer[], requirements text[], skipped boolean[], installed text[]
--- parameters: reasons text[]
+-- What became of calls' requirements; one value a requirement.
+-- parameters: call_id text[], position integer[], requirement text[], skipped boolean[], installed text[]
+-- parameters: reason text[]
 INSERT INTO call_packages (call_id, position, requirement, skipped, installed, reason)
 SELECT
-    CAST(:call_id AS text), unnest(CAST(:positions AS integer[])), unnest(CAST(:requirements AS text[])),
-    unnest(CAST(:skipped AS boolean[])), unnest(CAST(:installed AS text[])), unnest(CAST(:reasons AS text[]));
+    unnest(CAST(:call_id AS text[])), unnest(CAST(:position AS integer[])), unnest(CAST(:requirement AS text[])),
+    unnest(CAST(:skipped AS boolean[])), unnest(CAST(:installed AS text[])), unnest(CAST(:reason AS text[]));
 
--- name: insert_lease
--- What a placement reserves on its worker, until it is accepted in time or ends.
--- parameters: placement_id text, call_id text, worker_id text, worker_flavor text, generation text
--- parameters: checkpoint_id text, checkpoint_flavor text, gpu boolean, memory_bytes bigint, gpu_memory_bytes bigint, accept_ms bigint
+-- name: insert_leases
+-- What placements reserve on their workers, until they are accepted in time or end.
+-- parameters: placement_id text[], call_id text[], worker_id text[], worker_flavor text[], generation text[]
+-- parameters: checkpoint_id text[], checkpoint_flavor text[], gpu boolean[], memory_bytes bigint[]
+-- parameters: reserved_gpu_memory_bytes bigint[], accept_ms bigint[]
 INSERT INTO leases (
     placement_id, call_id, worker_id, worker_flavor, generation, checkpoint_id, checkpoint_flavor,
     gpu, memory_bytes, gpu_memory_bytes, placed_at, deadline_at
 )
-VALUES (
-    CAST(:placement_id AS text), CAST(:call_id AS text), CAST(:worker_id AS text), CAST(:worker_flavor AS text),
-    CAST(:generation AS text), CAST(:checkpoint_id AS text),
-    CAST(:checkpoint_flavor AS text),
-    CAST(:gpu AS boolean), CAST(:memory_bytes AS bigint), CAST(:gpu_memory_bytes AS bigint),
-    now(), now() + CAST(:accept_ms AS bigint) * INTERVAL '1 millisecond'
-);
+SELECT
+    unnest(CAST(:placement_id AS text[])), unnest(CAST(:call_id AS text[])), unnest(CAST(:worker_id AS text[])),
+    unnest(CAST(:worker_flavor AS text[])), unnest(CAST(:generation AS text[])),
+    unnest(CAST(:checkpoint_id AS text[])), unnest(CAST(:checkpoint_flavor AS text[])),
+    unnest(CAST(:gpu AS boolean[])), unnest(CAST(:memory_bytes AS bigint[])),
+    unnest(CAST(:reserved_gpu_memory_bytes AS bigint[])),
+    now(), now() + unnest(CAST(:accept_ms AS bigint[])) * INTERVAL '1 millisecond';
 
 -- name: call_to_place
 -- What a call asks for, as it was sent.

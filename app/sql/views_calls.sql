@@ -88,38 +88,19 @@ needed AS MATERIALIZED (
     JOIN closures k ON k.catalogue_id = i.catalogue_id AND k.closure_id = i.closure_id
     GROUP BY q.flavor, q.import_set, q.calls, a.catalogue_id
 ),
-needed_classes AS MATERIALIZED (
-    SELECT n.flavor, n.import_set, n.calls, n.catalogue_id, t.class_id, sum(t.load_ns) AS load_ns
+missing AS MATERIALIZED (
+    SELECT
+        n.flavor, n.import_set, n.calls, p.ordinal, CAST(sum(p.weight * bit_count(n.bits & p.bits)) AS bigint) AS load_ns
     FROM needed n
-    JOIN atoms t
-        ON t.catalogue_id = n.catalogue_id
-        AND CASE WHEN t.catalogue_id = n.catalogue_id THEN get_bit(n.bits, t.atom_id) END = 1
-    GROUP BY n.flavor, n.import_set, n.calls, n.catalogue_id, t.class_id
-),
-cold AS MATERIALIZED (
-    SELECT flavor, import_set, calls, CAST(sum(load_ns) AS bigint) AS cost_ns
-    FROM needed_classes
-    GROUP BY flavor, import_set, calls
-),
-saved AS MATERIALIZED (
-    SELECT u.flavor, u.import_set, u.ordinal, CAST(sum(u.load_ns) AS bigint) AS load_ns
-    FROM (
-        SELECT n.flavor, n.import_set, unnest(k.ordinals) AS ordinal, n.load_ns
-        FROM needed_classes n
-        JOIN classes k ON k.catalogue_id = n.catalogue_id AND k.class_id = n.class_id
-    ) u
-    GROUP BY u.flavor, u.import_set, u.ordinal
+    JOIN planes p ON p.catalogue_id = n.catalogue_id
+    GROUP BY n.flavor, n.import_set, n.calls, p.ordinal
 ),
 options AS (
     SELECT
-        d.flavor, d.import_set, d.calls, c.ordinal, c.checkpoint_id, c.size_ns,
-        d.cost_ns - coalesce(s.load_ns, 0) AS missing_ns
-    FROM cold d
-    JOIN active_checkpoints c ON c.flavor = d.flavor
-    LEFT JOIN saved s ON s.flavor = d.flavor AND s.import_set = d.import_set AND s.ordinal = c.ordinal
-    UNION ALL
-    SELECT flavor, import_set, calls, -1, CAST(NULL AS text), 0, cost_ns
-    FROM cold
+        m.flavor, m.import_set, m.calls, m.ordinal, c.checkpoint_id, coalesce(c.size_ns, 0) AS size_ns,
+        m.load_ns AS missing_ns
+    FROM missing m
+    LEFT JOIN active_checkpoints c ON c.flavor = m.flavor AND c.ordinal = m.ordinal
 )
 SELECT
     flavor, import_set, calls,

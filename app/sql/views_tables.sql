@@ -28,10 +28,12 @@ JOIN checkpoints c ON c.catalogue_id = a.catalogue_id;
 CREATE VIEW checkpoint_contents AS
 SELECT p.flavor, p.ordinal, p.checkpoint_id, i.item_id, i.key AS item, i.distribution, n.item_id IS NOT NULL AS canonical
 FROM active_catalogues a
-JOIN (SELECT catalogue_id, class_id, unnest(ordinals) AS ordinal FROM classes) k ON k.catalogue_id = a.catalogue_id
+JOIN contents k ON k.catalogue_id = a.catalogue_id
 JOIN active_checkpoints p ON p.flavor = a.flavor AND p.ordinal = k.ordinal
-JOIN atoms t ON t.catalogue_id = k.catalogue_id AND t.class_id = k.class_id
-JOIN items i ON i.catalogue_id = t.catalogue_id AND i.atom_id = t.atom_id
+JOIN items i
+    -- Inside CASE, because get_bit must not see another catalogue's atoms: they may lie beyond the string's end.
+    ON i.catalogue_id = k.catalogue_id
+    AND CASE WHEN i.catalogue_id = k.catalogue_id THEN get_bit(k.bits, i.atom_id) END = 1
 LEFT JOIN canonical_items n ON n.catalogue_id = i.catalogue_id AND n.ordinal = k.ordinal AND n.item_id = i.item_id;
 
 -- What each item needs, itself included, one needed item a row. Large: ask for few items.
@@ -41,7 +43,6 @@ FROM active_catalogues a
 JOIN items i ON i.catalogue_id = a.catalogue_id
 JOIN closures s ON s.catalogue_id = i.catalogue_id AND s.closure_id = i.closure_id
 JOIN items n
-    -- Inside CASE, because get_bit must not see another catalogue's atoms: they may lie beyond the string's end.
     ON n.catalogue_id = s.catalogue_id
     AND CASE WHEN n.catalogue_id = s.catalogue_id THEN get_bit(s.bits, n.atom_id) END = 1;
 
