@@ -74,6 +74,8 @@ def create_app(settings: RouterSettings, database: Database, wake_ups: WakeUps |
         settings=settings,
         wake_ups=wake_ups or WakeUps(),
         placing=Groups("place", partial(calls.place_together, database, settings)),
+        accepting=Groups("accept", partial(workers.accept_together, database)),
+        ending=Groups("end", partial(workers.end_together, database)),
     )
     clients = Router(
         "/v1",

@@ -1,15 +1,17 @@
 """A placement after it was reserved: handed to its agent, accepted, printing, ended; and how its call ends.
 
-A lease is ended by one `DELETE … RETURNING`: of a result, a cancellation and a sweep that meet, one finds it.
+A lease is ended by one `DELETE … RETURNING`: of a result, a cancellation and a sweep that meet, one finds it. What
+arrives together is one transaction, and one statement of each kind.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, Row
 
+from app.rows import in_parts, write_rows
 from app.sql import statement
 from readie.errors import (
     PREFIX,
@@ -82,28 +84,39 @@ def _lists(rows: Iterable[Any]) -> dict[str, list[str]]:
     return lists
 
 
-def accept_placement(connection: Connection, placement_id: str, worker_id: str) -> None:
-    """The agent of this worker runs the placement; to say so twice is fine.
+def accept_placements(
+    connection: Connection, asked: Sequence[tuple[str, str]]
+) -> list[UnknownPlacement | PlacementTaken | None]:
+    """The agents of these workers run these placements (placement, worker); to say so twice is fine.
 
-    Raises `UnknownPlacement` when it has ended, `PlacementTaken` when it is another worker's.
+    Answers with `UnknownPlacement` where it has ended, with `PlacementTaken` where it is another worker's.
     """
-    accepted = connection.execute(
-        statement("accept_lease"),
-        {"placement_id": placement_id, "worker_id": worker_id, "start_ms": round(START_SECONDS * 1000)},
-    ).first()
-    if accepted is not None:
-        connection.execute(statement("accept_call"), {"call_id": accepted.call_id})
-        return
-    lease = connection.execute(statement("lease_of_placement"), {"placement_id": placement_id}).first()
-    if lease is None:
-        raise UnknownPlacement(f"{placement_id} has ended, or there never was one")
-    if lease.worker_id != worker_id:
-        raise PlacementTaken(f"{placement_id} is worker {lease.worker_id}'s, not {worker_id}'s")
+    placement_ids, worker_ids = map(list, zip(*asked, strict=True))
+    pairs = {"placement_ids": placement_ids, "worker_ids": worker_ids}
+    rows = connection.execute(statement("accept_leases"), {**pairs, "start_ms": round(START_SECONDS * 1000)}).all()
+    if rows:
+        connection.execute(statement("accept_calls"), {"call_ids": [row.call_id for row in rows]})
+    holders: dict[str, str] = {row.placement_id: row.worker_id for row in rows}
+    if len(holders) < len(asked):
+        others = connection.execute(statement("holders_of_placements"), {"placement_ids": placement_ids})
+        holders |= {row.placement_id: row.worker_id for row in others}
+    return [_why_not_accepted(holders.get(placement_id), placement_id, worker_id) for placement_id, worker_id in asked]
+
+
+def _why_not_accepted(
+    holder: str | None, placement_id: str, worker_id: str
+) -> UnknownPlacement | PlacementTaken | None:
+    if holder is None:
+        return UnknownPlacement(f"{placement_id} has ended, or there never was one")
+    if holder != worker_id:
+        return PlacementTaken(f"{placement_id} is worker {holder}'s, not {worker_id}'s")
+    return None
 
 
 def add_output(connection: Connection, placement_id: str, output: Output) -> str:
     """Keeps a piece of what a call printed, once; gives the call's id. Raises `UnknownPlacement` when it has ended."""
-    lease = connection.execute(statement("lease_of_placement"), {"placement_id": placement_id}).first()
+    named = {"placement_ids": [placement_id]}
+    lease = connection.execute(statement("holders_of_placements"), named).first()
     if lease is None:
         raise UnknownPlacement(f"{placement_id} has ended, or there never was one")
     connection.execute(
@@ -119,46 +132,62 @@ def add_output(connection: Connection, placement_id: str, output: Output) -> str
     return str(lease.call_id)
 
 
-def end_placement(connection: Connection, placement_id: str, result: Result) -> str | None:
-    """A placement's result ends its lease and its call; gives the call's id. None: that was known already.
+def end_placements(
+    connection: Connection, results: Sequence[tuple[str, Result]]
+) -> list[str | UnknownPlacement | None]:
+    """The results of placements end their leases and their calls; of several for one placement the first counts.
 
-    Raises `UnknownPlacement` when the call went on without it.
+    Answers each with its call's id; with None where the end was known already, and with `UnknownPlacement` where the
+    call went on without it.
     """
-    ordered = connection.execute(statement("delete_cancellation"), {"placement_id": placement_id}).first()
-    if ordered is not None:
-        _delete_sandbox(connection, ordered.worker_id, placement_id)
-    lease = connection.execute(statement("end_lease"), {"placement_id": placement_id, "accepted": None}).first()
-    if lease is not None:
-        _delete_sandbox(connection, lease.worker_id, placement_id)
-        finish_call(connection, lease.call_id, result)
-        return str(lease.call_id)
-    call = connection.execute(statement("call_status"), {"call_id": call_of(placement_id)}).first()
-    if ordered is None and (call is None or call.placement_id != placement_id):
-        raise UnknownPlacement(f"{placement_id} has ended, or there never was one")
-    return None
+    placement_ids = list(dict.fromkeys(placement_id for placement_id, _ in results))
+    named = {"placement_ids": placement_ids}
+    ordered = connection.execute(statement("delete_cancellations"), named).all()
+    ended = connection.execute(statement("end_leases"), named).all()
+    if ordered or ended:
+        gone = dict.fromkeys((row.worker_id, row.placement_id) for row in [*ordered, *ended])
+        worker_ids, sandboxes_of = map(list, zip(*gone, strict=True))
+        pairs = {"worker_ids": worker_ids, "placement_ids": sandboxes_of}
+        connection.execute(statement("delete_sandboxes_of_placements"), pairs)
+    calls: dict[str, str] = {row.placement_id: row.call_id for row in ended}
+    first = dict(reversed(results))  # of several
+    finish_calls(connection, {call_id: first[placement_id] for placement_id, call_id in calls.items()})
+    known = {row.placement_id for row in [*ordered, *ended]}
+    rest = [placement_id for placement_id in placement_ids if placement_id not in known]
+    if rest:
+        latest = connection.execute(statement("latest_placements"), {"call_ids": [call_of(each) for each in rest]})
+        known |= set(latest.scalars())
+    return [
+        calls.pop(placement_id, None)  # once
+        if placement_id in known
+        else UnknownPlacement(f"{placement_id} has ended, or there never was one")
+        for placement_id, _ in results
+    ]
 
 
-def _delete_sandbox(connection: Connection, worker_id: str, placement_id: str) -> None:
-    connection.execute(statement("delete_sandbox_of_placement"), {"worker_id": worker_id, "placement_id": placement_id})
-
-
-def finish_call(connection: Connection, call_id: str, result: Result) -> None:
-    """Writes down how a call ended; its lease has ended before, in this transaction."""
-    outcome: str = result.outcome
-    if outcome == "failed" and result.problem is not None:
-        slug = result.problem.type.removeprefix(PREFIX)
-        outcome = slug if slug in problems() else CallError.slug  # an agent may report whatever it likes
-    connection.execute(
-        statement("finish_call"),
+def finish_calls(connection: Connection, results: Mapping[str, Result]) -> None:
+    """Writes down how calls ended; their leases have ended before, in this transaction."""
+    rows = [
         {
             "call_id": call_id,
             "state": _STATES[result.outcome],
-            "outcome": outcome,
+            "outcome": _outcome(result),
             "started": None if result.started is None else result.started.how,
             "measured_ready_ns": _measured_ready_ns(result),
-        },
-    )
-    connection.execute(statement("insert_result"), {"call_id": call_id, "result": msgspec.msgpack.encode(result)})
+            "result": msgspec.msgpack.encode(result),
+        }
+        for call_id, result in results.items()
+    ]
+    write_rows(connection, "finish_calls", rows)
+    for part in in_parts(rows, "result"):
+        write_rows(connection, "insert_results", part)
+
+
+def _outcome(result: Result) -> str:
+    if result.outcome != "failed" or result.problem is None:
+        return result.outcome
+    slug = result.problem.type.removeprefix(PREFIX)
+    return slug if slug in problems() else CallError.slug  # an agent may report whatever it likes
 
 
 def _measured_ready_ns(result: Result) -> int | None:
@@ -169,7 +198,7 @@ def _measured_ready_ns(result: Result) -> int | None:
 
 def fail_call(connection: Connection, call_id: str, error: ReadieError) -> None:
     """Writes down that a call has no result, and why; its lease has ended before, in this transaction."""
-    finish_call(connection, call_id, Result(outcome="failed", problem=problem_of(error)))
+    finish_calls(connection, {call_id: Result(outcome="failed", problem=problem_of(error))})
 
 
 def stop_placement(connection: Connection, lease: Row[Any]) -> None:
@@ -201,5 +230,5 @@ def cancel_call(connection: Connection, call_id: str) -> str | None:
     if lease.accepted:
         stop_placement(connection, lease)
     cancelled = Result(outcome="cancelled", problem=problem_of(CallCancelled(f"{call_id} was cancelled")))
-    finish_call(connection, call_id, cancelled)
+    finish_calls(connection, {call_id: cancelled})
     return str(lease.worker_id)

@@ -41,12 +41,14 @@ def main() -> int:
     parser.add_argument("--packages", type=int, default=5000, help="items of the catalogue: 250 are 1 MB, 5000 400 MB")
     parser.add_argument("--only", choices=BENCHMARKS, action="append", metavar="NAME", help=", ".join(BENCHMARKS))
     parser.add_argument("--database", choices=[*KINDS, "both"], default="both")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="default: benchmarks/results.jsonl")
+    parser.add_argument("--out", type=Path, help="default: benchmarks/results.jsonl, and none with --quick")
     parser.add_argument("--quick", action="store_true", help="once, and briefly: to see that all of it runs")
     parser.add_argument("--table", action="store_true", help="write the tables of docs/benchmarks.md")
     options = parser.parse_args()
+    out = options.out or (None if options.quick else RESULTS)
     if options.table:
-        PAGE.write_text(tables.fill(PAGE.read_text(encoding="utf-8"), read_lines(options.out)), encoding="utf-8")
+        page = tables.fill(PAGE.read_text(encoding="utf-8"), read_lines(options.out or RESULTS))
+        PAGE.write_text(page, encoding="utf-8")
         return 0
     kinds: tuple[Kind, ...] = KINDS if options.database == "both" else (options.database,)
     missed = False
@@ -55,7 +57,8 @@ def main() -> int:
             say(f"--- {name}")
             for line in BENCHMARKS[name](bench):
                 print(msgspec.json.encode(line).decode(), flush=True)
-                keep_line(options.out, line)
+                if out is not None:
+                    keep_line(out, line)
                 missed = missed or line.met is False
     return int(missed)
 

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import text
 
 from app.database import Database
-from app.lease import accept_placement, add_output, call_of, cancel_call, end_placement, read_orders
+from app.lease import accept_placements, add_output, call_of, cancel_call, end_placements, read_orders
 from app.liveness import prune, report_status, sweep
 from app.placement import place_call
 from app.settings import RouterSettings
@@ -65,12 +65,21 @@ def accepted(database: Database, **asked: Any) -> str:
 
 def accept(database: Database, placement_id: str, worker_id: str = "w") -> None:
     with database.transaction() as connection:
-        accept_placement(connection, placement_id, worker_id)
+        (refused,) = accept_placements(connection, [(placement_id, worker_id)])
+    if refused is not None:
+        raise refused
 
 
 def end(database: Database, placement_id: str, result: Result = RETURNED) -> str | None:
+    (ended,) = end_all(database, [(placement_id, result)])
+    if isinstance(ended, UnknownPlacement):
+        raise ended
+    return ended
+
+
+def end_all(database: Database, results: list[tuple[str, Result]]) -> list[str | UnknownPlacement | None]:
     with database.transaction() as connection:
-        return end_placement(connection, placement_id, result)
+        return end_placements(connection, results)
 
 
 def cancel(database: Database, call_id: str) -> str | None:
@@ -259,6 +268,39 @@ def test_a_result_of_a_placement_that_never_was_is_refused(database: Database) -
     """An agent is told to drop what the router does not know."""
     with pytest.raises(UnknownPlacement):
         end(database, "nonsense-1")
+
+
+def test_results_in_one_transaction_each_end_their_own(database: Database) -> None:
+    """Of two for one placement the first counts; one of a placement that never was is refused, the others are not."""
+    report(database)
+    first, second, third = [place(database).placement.placement_id for _ in range(3)]
+    cancel(database, call_of(third))
+    raised = Result(outcome="raised", payload=b"error")
+    repeated = Result(outcome="returned", payload=b"another")
+    answers = end_all(
+        database, [(second, raised), ("nonsense-1", RETURNED), (first, RETURNED), (second, repeated), (third, RETURNED)]
+    )
+
+    assert isinstance(answers[1], UnknownPlacement)
+    assert [*answers[:1], *answers[2:]] == [call_of(second), call_of(first), None, None]
+    states = {row["call_id"]: row["outcome"] for row in rows(database, "SELECT call_id, outcome FROM calls")}
+    assert states == {call_of(first): "returned", call_of(second): "raised", call_of(third): "cancelled"}
+    results = {row["call_id"]: row["result"] for row in rows(database, "SELECT call_id, result FROM call_results")}
+    assert msgspec.msgpack.decode(results[call_of(second)], type=Result) == raised
+    assert msgspec.msgpack.decode(results[call_of(first)], type=Result) == RETURNED
+    assert rows(database, "SELECT * FROM leases") == []
+
+
+def test_placements_accepted_in_one_transaction(database: Database) -> None:
+    """Each by its own worker; who is not that is told so, and hinders nobody."""
+    report(database)
+    first, second = [place(database).placement.placement_id for _ in range(2)]
+    accept(database, first)
+    with database.transaction() as connection:
+        answers = accept_placements(connection, [(first, "w"), (second, "other"), ("nonsense-1", "w"), (second, "w")])
+
+    assert [type(answer) for answer in answers] == [type(None), PlacementTaken, UnknownPlacement, type(None)]
+    assert [row["state"] for row in rows(database, "SELECT state FROM calls")] == ["accepted", "accepted"]
 
 
 # ---- cancel ----

@@ -49,6 +49,13 @@ ODD = {
 GRAPH = {
     "slow_root": "import time, slow_leaf\ntime.sleep(0.2)\nfrom slow_root import inner",
     "slow_root/inner.py": "import time; time.sleep(0.1)",
+    "compiled": """
+        import ctypes
+        load = ctypes.pythonapi.PyImport_ImportModuleLevel
+        load.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
+        load.restype = ctypes.py_object
+        load(b"slow_leaf", None, None, None, 0)
+    """,
     "slow_leaf": "import time; time.sleep(0.3)",
     "optional": "try:\n    import fails_late\nexcept ImportError:\n    pass\ntry:\n    import absent_one\nexcept ImportError: pass",
     "fails_late": "import time, slow_leaf\ntime.sleep(0.2)\nraise ImportError('not here')",
@@ -348,6 +355,11 @@ def test_the_closure_over_edges_is_what_was_loaded(probe: Probe) -> None:
                 waiting |= set(asks[name]) | {name.rpartition(".")[0]}
 
         assert reached == set(asks)
+
+
+def test_compiled_code_asks_too(probe: Probe) -> None:
+    """It loads modules past the function of the import statement."""
+    assert probe.figures("compiled", mode="edges")["compiled"] == ["slow_leaf"]
 
 
 def test_a_star_import_asks_for_the_modules_that_it_takes(probe: Probe) -> None:

@@ -257,7 +257,10 @@ class Hook:
         def find_and_load(name: str, import_: Any) -> Any:
             if name in modules or not self.active:
                 return original(name, import_)
-            return self.measure(name, original, name, import_)
+            module = self.measure(name, original, name, import_)
+            if self.mode == "edges":
+                self.ask(name)  # compiled code asks for modules past the import statement's function
+            return module
 
         bootstrap._find_and_load = find_and_load  # noqa: SLF001
         self.hook_lazy()

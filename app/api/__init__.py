@@ -43,6 +43,8 @@ class Serving:
     settings: RouterSettings
     wake_ups: WakeUps
     placing: Groups[CallRequest, CallPlaced]
+    accepting: Groups[tuple[str, str], None]  # placement, worker
+    ending: Groups[tuple[str, Result], str | None]  # placement and its result; its call, None: it had ended before
 
 
 class WireRequest(Request[Any, Any, Any]):

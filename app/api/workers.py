@@ -1,5 +1,6 @@
 """Routes for worker agents: report, fetch placements, say what became of them; and for people: the workers."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from litestar import get, post, put
@@ -11,11 +12,11 @@ from sqlalchemy import Connection
 from app.api import PROBLEMS, Serving
 from app.api.calls import Wait
 from app.database import Database
-from app.lease import accept_placement, add_output, call_of, end_placement, read_orders
+from app.lease import accept_placements, add_output, call_of, end_placements, read_orders
 from app.liveness import report_status
 from app.sql import statement
 from app.waiting import CAPACITY, call_topic, worker_topic
-from readie.errors import ResultTooLarge
+from readie.errors import PlacementTaken, ResultTooLarge, UnknownPlacement
 from readie.flavor import Flavor
 from readie.units import ns_to_seconds
 from readie.wire import IDENTIFIER, HeldGeneration, Orders, Output, Result, WorkerStatus, WorkerView, problem_of
@@ -53,18 +54,24 @@ async def fetch(worker_id: FromPath[str], serving: NamedDependency[Serving], wai
     "/placements/{placement_id:str}/accept",
     operation_id="acceptPlacement",
     status_code=204,
-    sync_to_thread=True,
     responses=PROBLEMS,
 )
-def accept(
+async def accept(
     placement_id: FromPath[str],
     worker_id: Annotated[str, QueryParameter(pattern=IDENTIFIER)],
     serving: NamedDependency[Serving],
 ) -> None:
     """The agent of this worker runs the placement, and nobody else; to say so twice is fine."""
-    with serving.database.transaction() as connection:
-        accept_placement(connection, placement_id, worker_id)
+    await serving.accepting.ask((placement_id, worker_id))
     serving.wake_ups.ring(call_topic(call_of(placement_id)))
+
+
+def accept_together(
+    database: Database, asked: Sequence[tuple[str, str]]
+) -> Sequence[UnknownPlacement | PlacementTaken | None]:
+    """Accepts a group of placements, each with its worker, in one transaction."""
+    with database.transaction() as connection:
+        return accept_placements(connection, asked)
 
 
 @post(
@@ -89,14 +96,9 @@ def output(
     "/placements/{placement_id:str}/result",
     operation_id="endPlacement",
     status_code=204,
-    sync_to_thread=True,
     responses=PROBLEMS,
 )
-def result(
-    placement_id: FromPath[str],
-    data: JSONBody[Result],
-    serving: NamedDependency[Serving],
-) -> None:
+async def result(placement_id: FromPath[str], data: JSONBody[Result], serving: NamedDependency[Serving]) -> None:
     """How the placement ended; to say so twice is fine, the first time counts."""
     most = serving.settings.max_payload
     if len(data.payload) > most:
@@ -108,10 +110,15 @@ def result(
             started=data.started,
             phases=data.phases,
         )
-    with serving.database.transaction() as connection:
-        call_id = end_placement(connection, placement_id, data)
+    call_id = await serving.ending.ask((placement_id, data))
     if call_id is not None:
         serving.wake_ups.ring(call_topic(call_id), CAPACITY)
+
+
+def end_together(database: Database, results: Sequence[tuple[str, Result]]) -> Sequence[str | UnknownPlacement | None]:
+    """Ends a group of placements by their results, in one transaction."""
+    with database.transaction() as connection:
+        return end_placements(connection, results)
 
 
 @get("/workers", operation_id="listWorkers", sync_to_thread=True, responses=PROBLEMS)

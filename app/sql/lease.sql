@@ -107,31 +107,36 @@ ORDER BY call_id, position;
 -- returns: placement_id
 SELECT placement_id FROM cancellations WHERE worker_id = CAST(:worker_id AS text) ORDER BY created_at, placement_id;
 
--- name: accept_lease
--- A worker takes a placement that is its own and that it has not accepted before. From now on its deadline is the
+-- name: accept_leases
+-- Workers take placements that are their own and that they have not accepted before. From now on the deadline is the
 -- function's timeout and what a start may take.
--- parameters: placement_id text, worker_id text, start_ms bigint
--- returns: call_id; no row: it cannot be accepted now
+-- parameters: placement_ids text[], worker_ids text[], start_ms bigint
+-- One placement a position, with who takes it.
+-- returns: placement_id, call_id, worker_id of those that are accepted now
 UPDATE leases SET
     accepted_at = now(),
     incarnation = (SELECT incarnation FROM workers WHERE workers.worker_id = leases.worker_id),
     deadline_at = now() + (
         CAST(:start_ms AS bigint) + (SELECT timeout_ms FROM calls WHERE calls.call_id = leases.call_id)
     ) * INTERVAL '1 millisecond'
-WHERE placement_id = CAST(:placement_id AS text) AND worker_id = CAST(:worker_id AS text) AND accepted_at IS NULL
-RETURNING call_id;
+WHERE accepted_at IS NULL
+  AND (placement_id, worker_id) IN (
+      SELECT unnest(CAST(:placement_ids AS text[])), unnest(CAST(:worker_ids AS text[]))
+  )
+RETURNING placement_id, call_id, worker_id;
 
--- name: accept_call
--- A worker runs the call.
--- parameters: call_id text
-UPDATE calls SET state = 'accepted', accepted_at = now() WHERE call_id = CAST(:call_id AS text);
+-- name: accept_calls
+-- Workers run these calls.
+-- parameters: call_ids text[]
+UPDATE calls SET state = 'accepted', accepted_at = now()
+WHERE call_id IN (SELECT unnest(CAST(:call_ids AS text[])));
 
--- name: lease_of_placement
--- Who holds a placement.
--- parameters: placement_id text
--- returns: worker_id, call_id, accepted; no row: it has ended
-SELECT worker_id, call_id, accepted_at IS NOT NULL AS accepted
-FROM leases WHERE placement_id = CAST(:placement_id AS text);
+-- name: holders_of_placements
+-- Who holds placements.
+-- parameters: placement_ids text[]
+-- returns: placement_id, worker_id, call_id; no row: it has ended
+SELECT placement_id, worker_id, call_id FROM leases
+WHERE placement_id IN (SELECT unnest(CAST(:placement_ids AS text[])));
 
 -- name: insert_output
 -- A piece of what a call printed; one that is there already is left.
@@ -153,6 +158,13 @@ WHERE placement_id = CAST(:placement_id AS text)
   AND (CAST(:accepted AS boolean) IS NULL OR (accepted_at IS NOT NULL) = CAST(:accepted AS boolean))
 RETURNING placement_id, call_id, worker_id, accepted_at IS NOT NULL AS accepted, memory_bytes, gpu_memory_bytes;
 
+-- name: end_leases
+-- Gives back what placements reserved.
+-- parameters: placement_ids text[]
+-- returns: placement_id, call_id, worker_id of those that had not ended
+DELETE FROM leases WHERE placement_id IN (SELECT unnest(CAST(:placement_ids AS text[])))
+RETURNING placement_id, call_id, worker_id;
+
 -- name: end_lease_of_call
 -- Gives back what a call's placement reserved.
 -- parameters: call_id text
@@ -160,24 +172,40 @@ RETURNING placement_id, call_id, worker_id, accepted_at IS NOT NULL AS accepted,
 DELETE FROM leases WHERE call_id = CAST(:call_id AS text)
 RETURNING placement_id, call_id, worker_id, accepted_at IS NOT NULL AS accepted, memory_bytes, gpu_memory_bytes;
 
--- name: finish_call
--- How a call ended.
--- parameters: call_id text, state text, outcome text, started text, measured_ready_ns bigint
+-- name: finish_calls
+-- How calls ended; all lists are one value a call.
+-- parameters: call_id text[], state text[], outcome text[], started text[], measured_ready_ns bigint[]
 UPDATE calls SET
-    state = CAST(:state AS text), outcome = CAST(:outcome AS text), started = CAST(:started AS text),
-    measured_ready_ns = CAST(:measured_ready_ns AS bigint), finished_at = now()
-WHERE call_id = CAST(:call_id AS text);
+    state = ended.state, outcome = ended.outcome, started = ended.started,
+    measured_ready_ns = ended.measured_ready_ns, finished_at = now()
+FROM (
+    SELECT
+        unnest(CAST(:call_id AS text[])) AS call_id, unnest(CAST(:state AS text[])) AS state,
+        unnest(CAST(:outcome AS text[])) AS outcome, unnest(CAST(:started AS text[])) AS started,
+        unnest(CAST(:measured_ready_ns AS bigint[])) AS measured_ready_ns
+) ended
+WHERE calls.call_id = ended.call_id;
 
--- name: insert_result
--- A call's result, as MessagePack.
--- parameters: call_id text, result bytea
-INSERT INTO call_results (call_id, result) VALUES (CAST(:call_id AS text), :result);
+-- name: insert_results
+-- Calls' results, as MessagePack.
+-- parameters: call_id text[], result bytea[]
+INSERT INTO call_results (call_id, result)
+SELECT unnest(CAST(:call_id AS text[])), unnest(CAST(:result AS bytea[]));
 
--- name: delete_sandbox_of_placement
--- A sandbox ends with its call, unless a session keeps it.
--- parameters: worker_id text, placement_id text
+-- name: delete_sandboxes_of_placements
+-- Sandboxes end with their calls, unless a session keeps them.
+-- parameters: worker_ids text[], placement_ids text[]
 DELETE FROM sandboxes
-WHERE worker_id = CAST(:worker_id AS text) AND placement_id = CAST(:placement_id AS text) AND session_id IS NULL;
+WHERE session_id IS NULL
+  AND (worker_id, placement_id) IN (
+      SELECT unnest(CAST(:worker_ids AS text[])), unnest(CAST(:placement_ids AS text[]))
+  );
+
+-- name: latest_placements
+-- The placements that calls have, or had last.
+-- parameters: call_ids text[]
+-- returns: placement_id
+SELECT placement_id FROM calls WHERE call_id IN (SELECT unnest(CAST(:call_ids AS text[])));
 
 -- name: insert_cancellation
 -- The agent has to end this placement.
@@ -186,11 +214,12 @@ INSERT INTO cancellations (placement_id, worker_id, created_at)
 VALUES (CAST(:placement_id AS text), CAST(:worker_id AS text), now())
 ON CONFLICT DO NOTHING;
 
--- name: delete_cancellation
--- The agent has ended the placement.
--- parameters: placement_id text
--- returns: worker_id; no row: it was not to end it
-DELETE FROM cancellations WHERE placement_id = CAST(:placement_id AS text) RETURNING worker_id;
+-- name: delete_cancellations
+-- The agents have ended these placements.
+-- parameters: placement_ids text[]
+-- returns: placement_id, worker_id of those that were to be ended
+DELETE FROM cancellations WHERE placement_id IN (SELECT unnest(CAST(:placement_ids AS text[])))
+RETURNING placement_id, worker_id;
 
 -- name: delete_done_cancellations
 -- What a worker was to end some time ago, and does not report: it does not know it any more.
