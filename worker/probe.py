@@ -295,7 +295,6 @@ class Hook:
         if getpid() != self.pid:
             return  # a copy that a module forked measures nothing
         if self.mode == "edges":
-            self.ask(name)
             self.write(b"%d\t%s\t%s\n" % (own, as_name(name).encode(), as_bytes(self.describe_module(name))))
         else:
             self.write(b"%d\t%s\n" % (own, as_name(name).encode()))
