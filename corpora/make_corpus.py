@@ -1,12 +1,12 @@
-"""Makes cpu.jsonl again: the import sets of the examples, documentation and tests that distributions bring along.
+"""Makes cpu.jsonl.gz again: the import sets of the examples, documentation and tests that distributions bring along.
 
-Nothing of the code is run; only import sets and file names are written. Same input, same bytes.
+Nothing of the code is run; only import sets and file names are written, and the figures in README.md, which has the
+rules. Same input, same content.
 
-    python corpora/make_corpus.py --rootfs rootfs --sources sources --out corpora/cpu.jsonl
+    python corpora/make_corpus.py --rootfs rootfs --sources sources
 
-`--rootfs` is a root filesystem with the distributions installed: read are their modules' docstrings, their test and
-example folders, and the description in their metadata. `--sources`, if given, holds source distributions, as archives
-or unpacked, of which the same is read, and all pages and notebooks besides. See README.md for the rules.
+`--rootfs` is a root filesystem with the distributions of `--list` installed, `--sources` a folder that
+fetch_sources.py has filled.
 """
 
 import argparse
@@ -17,20 +17,26 @@ import tarfile
 import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from email.parser import BytesHeaderParser
 from pathlib import Path
 
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from pipeline.analyze import find_modules
 from pipeline.corpus import Corpus, ImportSet, imports_of_file, imports_of_pieces, write_corpus
 from pipeline.examples import examples_of_docstrings
 from pipeline.rootfs import RootFilesystem, list_rootfs
+from readie.imports import deepest
+from readie.resources import is_resource
+
+ROOT = Path(__file__).parent.parent
+BEGIN, END = "<!-- made by make_corpus.py -->", "<!-- end -->"
 
 MAX_FILE = 2_000_000  # bytes; what is larger was generated
-MAX_MODULES = 40  # of one set; a file that asks for more drives a test suite, and nobody's call looks like it
+MAX_MODULES = 20  # of one set; a file that asks for more drives a test suite, and nobody's call looks like it
 MAX_SOURCES = 3
 
 #: Folders whose programs are examples or tests. Any part of the path counts.
@@ -87,7 +93,11 @@ TOOLS = frozenset(
         "wheel",
     }
 )
-TEST_PARTS = frozenset({"conftest", "test", "testing", "tests"})
+TEST_PARTS = frozenset(
+    {"conftest", "test", "test_utils", "testclient", "testing", "testing_utils", "tests", "testutils"}
+)
+#: Models and datasets that only their library's own tests load.
+TEST_KEYS = ":hf-internal-testing/"
 
 
 @dataclass(frozen=True)
@@ -229,17 +239,24 @@ def is_example(relative: Path) -> bool:
 # ---- what is kept ----
 
 
-def make_sets(rootfs: RootFilesystem, examples: list[Example]) -> list[ImportSet]:
-    """The import sets, in modules that the root filesystem has, most frequent first."""
-    names = {name for example in examples for name in example.names}
+def make_sets(rootfs: RootFilesystem, listed: set[str], examples: Iterable[Example]) -> list[ImportSet]:
+    """The import sets that ask for a listed distribution, in modules that the root filesystem has.
+
+    Most frequent first: how often a set occurs is in how many files.
+    """
+    examples = list(examples)
+    names = {name for example in examples for name in example.names if not is_resource(name)}
     found = find_modules(rootfs.path / "bin" / "python", names)
     modules = {name: public_module(found[name]) for name in names}
+    owners = {module: rootfs.distribution_of(module) for module in modules.values() if module is not None}
     sources: dict[tuple[str, ...], set[str]] = {}
     for example in examples:
-        asked = {modules[name] for name in example.names} - {None}
-        kept = tuple(sorted(deepest(name for name in asked if name and rootfs.distribution_of(name) is not None)))
-        if 0 < len(kept) <= MAX_MODULES:
-            sources.setdefault(kept, set()).add(example.source)  # many docstrings of one file say the same
+        asked = {modules.get(name) for name in example.names}
+        kept = deepest(module for module in asked if module is not None and owners[module] is not None)
+        if 0 < len(kept) <= MAX_MODULES and not listed.isdisjoint(str(owners[module]) for module in kept):
+            keys = {name for name in example.names if is_resource(name) and TEST_KEYS not in name}
+            # Many docstrings of one file say the same.
+            sources.setdefault(tuple(sorted(kept | keys)), set()).add(example.source)
     sets = [ImportSet(kept, len(where), tuple(sorted(where)[:MAX_SOURCES])) for kept, where in sources.items()]
     return sorted(sets, key=lambda one: (-one.count, one.modules))
 
@@ -256,46 +273,68 @@ def public_module(module: str | None) -> str | None:
     return ".".join(parts)
 
 
-def deepest(names: Iterable[str]) -> set[str]:
-    found = set(names)
-    return found - {name[:dot] for name in found for dot in range(len(name)) if name[dot] == "."}
+def read_list(path: Path) -> set[str]:
+    """Canonical names of the distributions that a requirements file lists."""
+    lines = (line.partition("#")[0].strip() for line in path.read_text().splitlines())
+    return {canonicalize_name(Requirement(line).name) for line in lines if line and not line.startswith("-")}
 
 
 # ---- the command line ----
 
 
-def main() -> int:
+def main(typed: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Makes the committed corpus again.")
     parser.add_argument("--rootfs", type=Path, required=True, help="a root filesystem with the distributions installed")
     parser.add_argument("--sources", type=Path, help="a folder of source distributions")
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("cpu.jsonl"))
-    arguments = parser.parse_args()
+    parser.add_argument("--list", type=Path, default=ROOT / "catalogues" / "requirements-cpu.txt")
+    parser.add_argument("--out", type=Path, default=ROOT / "corpora" / "cpu.jsonl.gz")
+    parser.add_argument("--readme", type=Path, default=ROOT / "corpora" / "README.md")
+    arguments = parser.parse_args(typed)
     rootfs = list_rootfs(arguments.rootfs)
     collected = Collected()
     if arguments.sources is not None:
         read_sources(arguments.sources, rootfs, collected)
     read_rootfs(rootfs, collected)
-    sets = make_sets(rootfs, collected.examples)
+    sets = make_sets(rootfs, read_list(arguments.list), collected.examples)
     write_corpus(Corpus(tuple(sets), (), (), collected.files, 0), arguments.out)
-    print(describe(sets, collected))
+    read = f"{collected.files:,} files were read, {collected.unread} of them in part or not at all."
+    figures = f"{read}\n\n{describe_sets(sets)}"
+    print(figures)
+    before, _, rest = arguments.readme.read_text().partition(BEGIN)
+    arguments.readme.write_text(f"{before}{BEGIN}\n{figures}\n{END}{rest.partition(END)[2]}")
     return 0
 
 
-def describe(sets: list[ImportSet], collected: Collected) -> str:
-    """The statistics, as README.md has them."""
+def describe_sets(sets: Sequence[ImportSet]) -> str:
+    """The figures that README.md has."""
     requests = sum(one.count for one in sets)
-    sizes = Counter(min(len(one.modules), 11) for one in sets)
-    asked: Counter[str] = Counter()
+    sizes = Counter(min(len(one.modules), 9) for one in sets)
+    modules, tops = Counter[str](), Counter[str]()
     for one in sets:
         for module in one.modules:
-            asked[module] += one.count
-    lines = [f"{collected.files} files, {collected.unread} not read as a whole, {len(collected.examples)} with imports"]
-    lines += [f"{len(sets)} distinct sets, {requests} in all, {len(asked)} modules"]
-    lines += ["", "| modules in a set | distinct sets |", "|---|---|"]
-    lines += [f"| {size if size < 11 else '11 or more'} | {count} |" for size, count in sorted(sizes.items())]
-    lines += ["", "| module | asked for |", "|---|---|"]
-    lines += [f"| `{module}` | {count} |" for module, count in asked.most_common(25)]
+            modules[module] += one.count
+        for top in {module.partition(".")[0] for module in one.modules if not is_resource(module)}:
+            tops[top] += one.count
+    keys = sum(is_resource(module) for module in modules)
+    lines = [
+        (
+            f"{len(sets):,} distinct sets, {requests:,} in all, {len(modules) - keys:,} modules of {len(tops)} packages, "
+            f"{keys} keys of datasets, models and tokenizers."
+        ),
+        "",
+        "| names in a set | " + " | ".join(f"{size}" if size < 9 else "9 to 20" for size in sorted(sizes)) + " |",
+        "|---" * (len(sizes) + 1) + "|",
+        "| distinct sets | " + " | ".join(f"{sizes[size]:,}" for size in sorted(sizes)) + " |",
+        "",
+        "Asked for most: " + ", ".join(f"`{name}` {count:,}" for name, count in most_common(modules)) + ".",
+        "",
+        "By package: " + ", ".join(f"`{name}` {count:,}" for name, count in most_common(tops)) + ".",
+    ]
     return "\n".join(lines)
+
+
+def most_common(counter: Counter[str]) -> list[tuple[str, int]]:
+    return sorted(counter.items(), key=lambda entry: (-entry[1], entry[0]))[:30]
 
 
 if __name__ == "__main__":

@@ -307,7 +307,10 @@ def collect(paths: Sequence[Path], out: Path, recorded: Sequence[ImportSet] = ()
 def describe_corpus(found: Corpus) -> list[str]:
     requests = sum(one.count for one in found.sets)
     lines = [f"{found.files} files: {len(found.sets)} import sets, asked for {requests} times"]
-    lines += [f"  not read: {error}" for error in found.errors]
+    if found.errors:
+        broken = len({error.path for error in found.errors})
+        lines.append(f"{broken} files were not read, or only in part:")
+    lines += [f"  {error}" for error in found.errors]
     lines += [f"  over 10 MB, not read: {path}" for path in found.over_limit]
     return lines
 

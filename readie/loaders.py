@@ -111,9 +111,12 @@ def _seaborn(parts: list[str], arguments: Arguments) -> frozenset[str]:
 
 
 def _sentence_transformers(parts: list[str], arguments: Arguments) -> frozenset[str]:
-    if parts[-1] not in _SENTENCE_MODELS:
+    name = _hub_name(_text(arguments, "0", "model_name_or_path", "model_name"))
+    if parts[-1] not in _SENTENCE_MODELS or name is None:
         return frozenset()
-    return _keys(_key("model", _hub_name(_text(arguments, "0", "model_name_or_path", "model_name")), arguments))
+    if parts[-1] == "SentenceTransformer" and "/" not in name:  # its own organisation is understood
+        name = f"sentence-transformers/{name}"
+    return _keys(_key("model", name, arguments))
 
 
 def _spacy(parts: list[str], arguments: Arguments) -> frozenset[str]:

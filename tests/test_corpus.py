@@ -1,5 +1,6 @@
 """DESIGN §9, corpus: import sets of example code on disk, found without running it."""
 
+import gzip
 import json
 import os
 import tempfile
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from pipeline.cli import app as pipeline
 from pipeline.corpus import (
     MAX_FILE,
     Corpus,
@@ -19,7 +22,7 @@ from pipeline.corpus import (
     write_corpus,
 )
 from pipeline.examples import examples_of_docstrings, python_of_cell
-from readie.errors import BadFile
+from readie.errors import BadFile, BadFlavor, BadSetting, ReadieError, RouterUnreachable, UsageError
 
 # One broken cell, magics in every style, source as text and as lines (K01).
 NOTEBOOK: list[tuple[str, str | list[str]]] = [
@@ -419,10 +422,15 @@ class TestPrograms:
         (tmp_path / "latin.py").write_bytes("# coding: latin-1\nimport zarr # ü\n".encode("latin-1"))
         (tmp_path / "mark.py").write_bytes(b"\xef\xbb\xbfimport h5py\n")
         (tmp_path / "bytes.py").write_bytes(b"import numba\nx = '\xff'\n")
+        (tmp_path / "unknown.py").write_bytes(b"# coding: klingon\nimport numba\n")
+        (tmp_path / "wide.py").write_text("import numba\n", encoding="utf-16")
+        (tmp_path / "wider.py").write_text("import numba\n", encoding="utf-16-le")
+        (tmp_path / "claims.py").write_text("# coding: utf-16\nimport numba\n", encoding="utf-16")
         corpus = collect_corpus([tmp_path])
 
         assert names(corpus) == {"zarr", "h5py"}
-        assert [Path(error.path).name for error in corpus.errors] == ["bytes.py"]
+        listed = [Path(error.path).name for error in corpus.errors]
+        assert listed == ["bytes.py", "claims.py", "unknown.py", "wide.py", "wider.py"]
 
     def test_standard_library_is_left_out(self, tmp_path: Path) -> None:
         """It is never an item; a file that asks for nothing else is counted, and is no set."""
@@ -439,6 +447,18 @@ class TestPrograms:
         write(tmp_path / "outside.py", "from .core import thing\nimport zarr\n")
 
         assert {found.modules for found in collect_corpus([tmp_path]).sets} == {("pkg.core.thing",), ("zarr",)}
+
+    def test_what_a_program_loads_is_in_its_set(self, tmp_path: Path) -> None:
+        """Datasets, models and tokenizers of literal names are keys beside the modules, in cells and pages too."""
+        write(tmp_path / "a.py", "import seaborn as sns\nsns.load_dataset('titanic')\n")
+        write(tmp_path / "b.ipynb", notebook([("code", "import seaborn as sns"), ("code", "sns.load_dataset('mpg')")]))
+        write(tmp_path / "c.md", "```python\nfrom sklearn.datasets import load_iris\nload_iris()\n```\n")
+
+        assert {found.modules for found in collect_corpus([tmp_path]).sets} == {
+            ("dataset:seaborn/titanic", "seaborn"),
+            ("dataset:seaborn/mpg", "seaborn"),
+            ("dataset:sklearn/iris", "sklearn.datasets.load_iris"),
+        }
 
 
 class TestFolders:
@@ -538,6 +558,20 @@ class TestCorpusFile:
         assert read_corpus(tmp_path / "corpus.jsonl") == list(corpus.sets)
         assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["corpus.jsonl"]
 
+    def test_compressed_corpus_is_written_and_read(self, tmp_path: Path) -> None:
+        """`.gz` is compressed, the same bytes each time; a file that is none is named."""
+        sets = (ImportSet(("a", "b.c"), 3, ("x.py",)),)
+        for name in ("one.jsonl.gz", "two.jsonl.gz"):
+            write_corpus(Corpus(sets, (), (), 1, 0), tmp_path / name)
+
+        assert (tmp_path / "one.jsonl.gz").read_bytes() == (tmp_path / "two.jsonl.gz").read_bytes()
+        assert gzip.decompress((tmp_path / "one.jsonl.gz").read_bytes()).startswith(b'{"modules"')
+        assert read_corpus(tmp_path / "one.jsonl.gz") == list(sets)
+        for damaged in (b"plain", (tmp_path / "one.jsonl.gz").read_bytes()[:-9]):
+            (tmp_path / "bad.jsonl.gz").write_bytes(damaged)
+            with pytest.raises(BadFile, match=r"bad\.jsonl\.gz: "):
+                read_corpus(tmp_path / "bad.jsonl.gz")
+
     def test_lines_are_plain_json(self, tmp_path: Path) -> None:
         """Each line is an object with modules, count and sources."""
         write_corpus(Corpus((ImportSet(("a", "b.c"), 3, ("x.py",)),), (), (), 1, 0), tmp_path / "corpus.jsonl")
@@ -611,3 +645,43 @@ class TestDemoCorpus:
         assert corpus.without_imports == 0
         assert corpus.files >= 25
         assert {Path(path).suffix for found in corpus.sets for path in found.sources} == {".py", ".ipynb", ".md"}
+
+
+class TestCommand:
+    """`readie-pipeline corpus`"""
+
+    def test_files_that_could_not_be_read_are_counted_and_listed(self, tmp_path: Path) -> None:
+        """A broken file is skipped, counted and named with its error; the others are collected."""
+        write(tmp_path / "in" / "good.py")
+        write(tmp_path / "in" / "bad.py", "import for\n")
+        write(tmp_path / "in" / "bad.ipynb", notebook([("code", "import for"), ("code", "import 1"), ("code", "a = ")]))
+        done = CliRunner().invoke(pipeline, ["corpus", "--out", f"{tmp_path}/out", f"{tmp_path}/in"])
+
+        assert done.exit_code == 0
+        lines = done.stdout.splitlines()
+        assert lines[:2] == [
+            "3 files: 1 import sets, asked for 1 times",
+            "2 files were not read, or only in part:",
+        ]
+        assert len(lines) == 6
+        assert all("SyntaxError" in line for line in lines[2:])
+
+    @pytest.mark.parametrize(
+        ("arguments", "error", "about"),
+        [
+            ([], UsageError, "nothing to collect from"),
+            (["x.py", "--since", "2026-11-01"], UsageError, "recorded calls"),
+            (["x.py", "--flavor", "cpu"], UsageError, "recorded calls"),
+            (["--from-router", "router"], BadSetting, "--from-router 'router'"),
+            (["--from-router", "http://127.0.0.1:9"], RouterUnreachable, "127.0.0.1:9"),
+            (["--from-router", "http://127.0.0.1:9", "--flavor", "tpu"], BadFlavor, "tpu"),
+        ],
+    )
+    def test_what_cannot_be_done_is_said(
+        self, tmp_path: Path, arguments: list[str], error: type[ReadieError], about: str
+    ) -> None:
+        """Nothing to collect, options that do nothing, a router that does not answer: each with its name."""
+        done = CliRunner().invoke(pipeline, ["corpus", "--out", str(tmp_path), *arguments])
+
+        assert isinstance(done.exception, error)
+        assert about in str(done.exception)

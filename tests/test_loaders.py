@@ -50,7 +50,13 @@ CALLS = {
     "from transformers import pipeline\npipeline('text-generation', model='gpt2')": {"model:gpt2", "tokenizer:gpt2"},
     "import transformers\ntransformers.pipeline('ner', 'a/b', tokenizer='c')": {"model:a/b", "tokenizer:c"},
     "from transformers import pipeline\npipeline('ner')": set(),
-    "from sentence_transformers import SentenceTransformer as S\nS('all-MiniLM-L6-v2')": {"model:all-MiniLM-L6-v2"},
+    "from sentence_transformers import SentenceTransformer as S\nS('all-MiniLM-L6-v2')": {
+        "model:sentence-transformers/all-MiniLM-L6-v2"
+    },
+    "import sentence_transformers as s\ns.SentenceTransformer('a/b')\ns.CrossEncoder('c')\ns.util.f('d')": {
+        "model:a/b",
+        "model:c",
+    },
     "import spacy\nnlp = spacy.load('en_core_web_sm')": {"model:en_core_web_sm"},
     "import spacy\nnlp = spacy.load('./en')": set(),
     # datasets
