@@ -59,6 +59,7 @@ MAX_TEXT = 64 * 1024  # characters of what an import raised
 
 #: Modules of the baseline whose code is read and executed once more, into nothing, to tell the pace: plain definitions.
 PACE_MODULES = ("argparse", "ast", "difflib", "inspect", "pydoc", "tarfile", "textwrap", "zipfile")
+PACED = {"time", "plain"}
 
 
 # What the functions below look up stays as it is now.
@@ -82,8 +83,7 @@ def run(options: Mapping[str, Any], executor: Any) -> NoReturn:
     waited = make_waited()
     mode = options["mode"]
     gc.disable()
-    # Before a plain import as well, it would leave room in the heap that the import then need not ask for.
-    paces = [measure_pace(waited)] if mode == "time" else []
+    paces = [measure_pace(waited)] if mode in PACED else []
     with contextlib.suppress(Exception):  # what is wrong with it, loading will say
         if any(map(executor.is_resource, options["modules"])):
             executor.open_store()  # reading the declarations is no part of loading what they declare
