@@ -134,6 +134,7 @@ class ProbeStream:
         self._command = [*find_worker(), "probe", *sandbox.arguments(), *limits]
         self._process: subprocess.Popen[bytes] | None = None
         self._talk: list[str] = []
+        self._listener: threading.Thread | None = None
         self._count = 0
 
     def __enter__(self) -> Self:
@@ -154,7 +155,8 @@ class ProbeStream:
         )
         # What it says must be read, or it would wait; only the end is of interest, and only if it dies.
         self._talk = []
-        threading.Thread(target=self._listen, args=(process, self._talk), daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, args=(process, self._talk), daemon=True)
+        self._listener.start()
         return process
 
     @staticmethod
@@ -166,29 +168,37 @@ class ProbeStream:
                 del talk[:-5]
 
     def ask(self, modules: Sequence[str], mode: Mode) -> ProbeAnswer:
-        """Imports `modules` in a fresh process. Raises `Unavailable` when the worker itself cannot be run."""
+        """Imports `modules` in a fresh process. Raises `Unavailable` when the worker itself cannot be run.
+
+        A worker that ends meanwhile may have been ended by what it measured: it gets another try.
+        """
+        for _ in range(2):
+            answer = self._ask(modules, mode)
+            if answer is not None:
+                return answer
+        if self._ask(["sys"], "plain") is None:
+            said = " ".join(self._talk) or "it ended and said nothing"
+            raise Unavailable(f"readie-worker probe: {said}", "")
+        failure = ProbeFailure("no-result", "the worker that measured it ended, twice")
+        return ProbeAnswer(self._count, ok=False, mode=mode, failure=failure)
+
+    def _ask(self, modules: Sequence[str], mode: Mode) -> ProbeAnswer | None:
+        """The answer of the worker; None if it ended without one."""
         self._count += 1
         line = msgspec.json.encode({"id": self._count, "modules": list(modules), "mode": mode}) + b"\n"
-        for _ in range(2):
-            fresh = self._process is None
-            self._process = self._process or self._start()
-            assert self._process.stdin is not None
-            assert self._process.stdout is not None
-            try:
-                self._process.stdin.write(line)
-                self._process.stdin.flush()
-                answer = self._process.stdout.readline()
-            except BrokenPipeError:
-                answer = b""
-            if answer.endswith(b"\n"):
-                return msgspec.json.decode(answer, type=ProbeAnswer)
-            self.close()
-            if fresh and self._count == 1:
-                said = " ".join(self._talk) or "it ended and said nothing"
-                raise Unavailable(f"readie-worker probe: {said}", "")
-        return ProbeAnswer(
-            self._count, ok=False, mode=mode, failure=ProbeFailure("no-result", "the probe itself ended")
-        )
+        self._process = self._process or self._start()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        except BrokenPipeError:
+            answer = b""
+        if answer.endswith(b"\n"):
+            return msgspec.json.decode(answer, type=ProbeAnswer)
+        self.close()
+        return None
 
     def close(self) -> None:
         """Ends the worker, and with it what it runs."""
@@ -208,3 +218,5 @@ class ProbeStream:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        if self._listener is not None:
+            self._listener.join(1)
