@@ -74,9 +74,13 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def stalled(self) -> bool:
-        """Whether it waited for something else than the processor, as for a disk; some modules do so every time."""
-        alone = self.wall_s - self.waited_s
-        return alone - self.cpu_s > 0.01 + 0.05 * alone
+        return waits_elsewhere(self.wall_s, self.waited_s, self.cpu_s)
+
+
+def waits_elsewhere(wall_s: float, waited_s: float, cpu_s: float) -> bool:
+    """Whether a process waited for something else than the processor, as for a disk; some modules do so every time."""
+    alone = wall_s - waited_s
+    return alone - cpu_s > 0.01 + 0.05 * alone
 
 
 class JournalHead(msgspec.Struct, frozen=True):
