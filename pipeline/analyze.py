@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from pipeline.corpus import ImportSet
 from pipeline.measurement import MeasuredItem
-from pipeline.pace import find_reference, settle
+from pipeline.pace import Settled, find_reference, settle
 from pipeline.processes import Mode, ProbeAnswer, ProbeFailure, ProbeStream, Sandbox, describe
 from pipeline.progress import Progress, say, stage
 from pipeline.resources import Wanted, add_needs, choose_loads, find_failed, list_wanted, select_runs, type_of
@@ -71,6 +71,16 @@ class Run(msgspec.Struct, frozen=True):
     @property
     def pace(self) -> float | None:
         return statistics.fmean(self.pace_s) if self.pace_s else None
+
+    @property
+    def stalled(self) -> bool:
+        return waits_elsewhere(self.wall_s, self.waited_s, self.cpu_s)
+
+
+def waits_elsewhere(wall_s: float, waited_s: float, cpu_s: float) -> bool:
+    """Whether a process waited for something else than the processor, as for a disk; some modules do so every time."""
+    alone = wall_s - waited_s
+    return alone - cpu_s > 0.01 + 0.05 * alone
 
 
 class JournalHead(msgspec.Struct, frozen=True):
@@ -464,6 +474,11 @@ class Precision:
         return interval <= max(self.share * seconds, self.seconds)
 
 
+def settle_runs(timed: Sequence[Run], values: Sequence[Mapping[str, float]]) -> Settled:
+    """`values` of these processes, in seconds, brought to one pace."""
+    return settle(values, [run.pace for run in timed], [run.stalled for run in timed])
+
+
 def find_loose(
     bundles: Mapping[tuple[str, ...], frozenset[str]],
     weights: Mapping[str, int],
@@ -472,7 +487,7 @@ def find_loose(
 ) -> list[tuple[Mode, tuple[str, ...]]]:
     """The processes that make the intervals tighter which are not tight yet, for each module the cheapest one."""
     timed = [run for run in runs if run.mode == "time"]
-    settled = settle([{node.name: node.value for node in run.nodes} for run in timed], [run.pace for run in timed])
+    settled = settle_runs(timed, [{node.name: node.value for node in run.nodes} for run in timed])
     times = Counter(run.roots for run in timed)
     costs = {
         roots: sum(settled.figures[module].middle for module in modules if module in settled.figures)
@@ -669,14 +684,11 @@ def build_items(
         else:
             unmeasured += 1
     charged: dict[Mode, list[dict[str, float]]] = {mode: [] for mode in _MEASURED}
-    told: list[float | None] = []
     for run in runs:
         if run.mode in charged:
             once = {node.name: node.value for node in run.nodes}
             charged[run.mode].append(charge(run.roots, once, graph.asks, items))
-            if run.mode == "time":
-                told.append(run.pace)
-    settled = settle(charged["time"], told)
+    settled = settle_runs([run for run in runs if run.mode == "time"], charged["time"])
     memory: dict[str, list[float]] = defaultdict(list)
     for process in charged["memory"]:
         for item, kib in process.items():
@@ -886,7 +898,7 @@ def _measure_resources(
 def find_loose_keys(wanted: Iterable[Wanted], runs: Iterable[Run], precision: Precision) -> list[Wanted]:
     """The resources whose time is not known well enough yet."""
     timed = [run for run in runs if run.mode == "time"]
-    settled = settle([{node.name: node.value for node in run.nodes} for run in timed], [run.pace for run in timed])
+    settled = settle_runs(timed, [{node.name: node.value for node in run.nodes} for run in timed])
     figures = settled.figures
     return [
         one

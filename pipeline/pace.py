@@ -49,11 +49,14 @@ def find_reference(told: Sequence[float | None]) -> float | None:
     return float(np.percentile(known, 10)) if known else None
 
 
-def settle(processes: Sequence[Mapping[str, float]], told: Sequence[float | None]) -> Settled:
+def settle(
+    processes: Sequence[Mapping[str, float]], told: Sequence[float | None], stalled: Sequence[bool] = ()
+) -> Settled:
     """What each module costs at the reference pace, and the pace of each process.
 
-    `processes`: seconds by module; `told`: seconds of the fixed work, in the same order. Medians of modules and of
-    processes in turn.
+    `processes`: seconds by module; `told`: seconds of the fixed work; `stalled`: whether it waited for something, such
+    as a disk; in the same order. Medians of modules and of processes in turn. Processes that stalled or were slow do
+    not count for modules that have been measured in enough others.
     """
     if not processes:
         return Settled({}, [])
@@ -72,7 +75,7 @@ def settle(processes: Sequence[Mapping[str, float]], told: Sequence[float | None
     for _ in range(_ROUNDS):
         middles = _medians(values / paces[rows], columns, len(names))
         paces = _compare(values, np.where(shared, middles, 0.0)[columns], rows, prior)
-    good = (paces <= _SPOILED)[rows]
+    good = ((paces <= _SPOILED) & ~np.array(stalled or [False] * len(processes)))[rows]
     counts = np.bincount(columns[good], minlength=len(names))
     good |= counts[columns] < _ENOUGH  # better than nothing
     values, rows, columns = (values / paces[rows])[good], rows[good], columns[good]

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from pipeline.analyze import Measurements
+from pipeline.analyze import Measurements, waits_elsewhere
 from pipeline.corpus import ImportSet
-from pipeline.plan import catalogue_of
+from pipeline.problem import catalogue_of
 from pipeline.processes import Mode, ProbeAnswer, ProbeStream, Sandbox
 from pipeline.progress import Progress
 from readie.closure import compute_closures
@@ -75,20 +75,42 @@ class _Sample:
     modules: tuple[str, ...]
     needed: dict[str, tuple[float, float]]  # its closure, with seconds and MB
     answers: list[ProbeAnswer] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)  # of each answer, at the pace of the measurements
+    paces: list[float] = field(default_factory=list)  # of each answer, against that of the measurements
 
     @property
     def failure(self) -> str:
         return next((answer.failure.detail for answer in self.answers if answer.failure), "")
 
     @property
+    def good(self) -> list[int]:
+        """The answers that count: those that waited for something else than the processor only if most did."""
+        steady = [number for number, answer in enumerate(self.answers) if not is_stalled(answer)]
+        return steady if 2 * len(steady) >= len(self.answers) else list(range(len(self.answers)))
+
+    @property
     def clock(self) -> list[float]:
-        return [(answer.wall_s or 0.0) - (answer.waited_s or 0.0) for answer in self.answers]
+        return [alone(self.answers[number]) for number in self.good]
+
+    @property
+    def seconds(self) -> list[float]:
+        """At the pace of the measurements."""
+        return [alone(self.answers[number]) / self.paces[number] for number in self.good]
 
     def is_noisy(self) -> bool:
         clock = self.clock
         wide = max(clock) - min(clock)
-        return not self.failure and wide > max(NOISY * statistics.median(clock), OUTLIER_S)
+        few = len(clock) < len(self.answers)
+        return not self.failure and (few or wide > max(NOISY * statistics.median(clock), OUTLIER_S))
+
+
+def alone(answer: ProbeAnswer) -> float:
+    """Seconds of an import without those in which others had the processor."""
+    return (answer.wall_s or 0.0) - (answer.waited_s or 0.0)
+
+
+def is_stalled(answer: ProbeAnswer) -> bool:
+    """Whether it waited for something else than the processor, as for a disk; some modules do so every time."""
+    return waits_elsewhere(answer.wall_s or 0.0, answer.waited_s or 0.0, answer.cpu_s or 0.0)
 
 
 def verify(
@@ -170,14 +192,14 @@ def choose_samples(measurements: Measurements, corpus: Sequence[ImportSet], coun
 
 
 def _bring_to_pace(order: Sequence[tuple[_Sample, ProbeAnswer]], reference: float | None) -> float | None:
-    """Fills in each sample's seconds at the pace of the measurements; returns the pace of now, against it."""
+    """Fills in the pace of each answer, against that of the measurements; returns the one in the middle."""
     told = [statistics.fmean(answer.pace_s) if answer.pace_s else None for _, answer in order]
     known = [pace for pace in told if pace]
-    for number, (sample, answer) in enumerate(order):
+    for number, (sample, _) in enumerate(order):
         half = PACE_WINDOW // 2
         around = [pace for pace in told[max(0, number - half) : number + half + 1] if pace]
         pace = statistics.median(around) / reference if around and reference else 1.0
-        sample.seconds.append(((answer.wall_s or 0.0) - (answer.waited_s or 0.0)) / pace)
+        sample.paces.append(pace)
     return statistics.median(known) / reference if known and reference else None
 
 

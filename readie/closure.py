@@ -10,6 +10,9 @@ from scipy.sparse.csgraph import connected_components
 
 from readie.cost import parents
 from readie.document import Catalogue, Ids
+from readie.errors import BadDocument
+
+MAX_COMPONENTS = 40_000  # 200 MB
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,16 +40,22 @@ class Closures:
 def compute_closures(catalogue: Catalogue) -> Closures:
     """The closures of `catalogue`: dependencies, and for packages the parent packages that are items.
 
-    Memory is components² / 8 bytes for the result and about 12 bytes an edge on the way.
+    Memory is components² / 8 bytes for the result and about 4 bytes an edge on the way. Raises `BadDocument` where
+    that would be too much.
     """
     count = len(catalogue.keys)
     if not count:  # on which SciPy's search never ends
         return Closures(np.zeros(0, np.int32), np.zeros((0, 0), np.uint8))
     starts, needs = _add_parents(catalogue)
-    edges = csr_array((np.ones(len(needs)), needs, starts), shape=(count, count))
+    weights = np.broadcast_to(1.0, len(needs))  # which the search does not look at: one number for all
+    edges = csr_array((weights, needs, starts), shape=(count, count))
     components, component = connected_components(edges, directed=True, connection="strong")
     component = component.astype(np.int32)
-    del edges
+    if components > MAX_COMPONENTS:
+        raise BadDocument(
+            f"items are {count} that fall into {components} groups of different needs: "
+            f"must be at most {MAX_COMPONENTS} groups"
+        )
 
     members = np.argsort(component, kind="stable")
     bounds = np.searchsorted(component[members], np.arange(components + 1))

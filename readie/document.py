@@ -34,6 +34,8 @@ RESOURCE_TYPES = ("package", "dataset", "model", "tokenizer")
 MAX_NAME = 1024  # characters
 MAX_NS = 2**62  # what all load times may come to, and what a checkpoint may cost: their sum fits 64 bits
 MAX_DEPTH = 100  # of a value that is ignored
+MAX_TEXT = 2**20  # bytes of any string, also one that is ignored
+MAX_HELD = 400 * 10**6  # bytes that the names and numbers of a document take in memory, about
 
 Ids = NDArray[np.int32]
 
@@ -136,6 +138,14 @@ def hash_document(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise BadDocument(f"{path}: {error.strerror or error}") from error
+
+
+def peek_flavor(path: Path) -> Flavor | None:
+    """What the document in the file `path` gives as its flavor, as far as it can be read; None: none that is known."""
+    with suppress(BadDocument):
+        _, value = _find_value(path, str(path), "flavor") or ("", None)
+        return next((flavor for flavor in Flavor if flavor == value), None)
+    return None
 
 
 def read_document(path: Path, name: str | None = None) -> Catalogue:
@@ -247,21 +257,29 @@ def _open(path: Path, name: str) -> BufferedReader:
 _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
 )
+_ESCAPED = re.compile(rb"\\.", re.DOTALL)
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _HIGH = re.compile(rb"\\u[dD][89abAB]")
 _UNIT = re.compile(_ESCAPE.pattern + b"|.", re.DOTALL)
 _DIGITS = b"0123456789"
 _BLOCK = 256  # bytes: a run of twice as many digits fills one that begins at a multiple of it
 _LIST = re.compile(rb'(?<![\\])"(?:dependencies|items|canonical)"[ \t\r\n]*:[ \t\r\n]*\[')
+_MIN_PIECE = 64  # bytes: more than any escape
+_LONG_TEXT = 2**12  # bytes
 _MAX_LIST = 2**22  # bytes that are looked through for the end of a list
 _NAMES = msgspec.json.Decoder(list[str])
 
 
+class _TooLong(ValueError):
+    """What the message names is longer than the parser can bear."""
+
+
 class _Source:
-    """The file as the parser reads it: hashed, kept clear of two faults of the parser, and without its long lists.
+    """The file as the parser reads it: hashed, kept clear of three faults of the parser, and without its long lists.
 
     The parser turns lone surrogate escapes into question marks: here they become the escape of NUL, which no name may
-    hold either. And an integer with more digits than Python converts crashes the process: here reading ends before it.
+    hold either. An integer with more digits than Python converts crashes the process, and a string is held whole
+    however long it is: here reading ends before that.
 
     Nearly all of a big document is lists of names. A list of good names is *lifted*: it is decoded here, at once, and
     the parser gets a list of one mark instead; `lifted[mark]` are the names as numbers. Every other list stays where
@@ -277,7 +295,12 @@ class _Source:
         self._file = file
         self._careful_from = careful_from  # from here on byte by byte, and nothing is lifted
         self._ids = ids  # None: nothing is lifted
-        self._size = 0
+        self._size = 0  # of a piece, about
+        self._data = b""  # read so far; from _at on it is to be handed out
+        self._at = 0
+        self._whole = False  # nothing is left to read
+        self._quoted = False  # whether the pieces so far end inside a string
+        self._text = 0  # bytes of whole pieces inside it
         self._digits = 0  # how many the pieces so far end with
         self._most_digits = sys.get_int_max_str_digits() or 4300
         self._marks = map(f"{secrets.token_hex(8)}-{{}}".format, itertools.count())  # none is in any document
@@ -286,75 +309,107 @@ class _Source:
     def read(self, size: int) -> bytes:
         """The next piece, of `size` bytes or so; none at the end of the file."""
         piece, length = b"", 0
-        self._size = size
         if size:
+            self._size = max(size, _MIN_PIECE)
             piece, length = next(self._pieces, (b"", 0))
         self._count_digits(piece)
+        self._measure_text(piece)
         if b"\\u" in piece and _SURROGATE.search(piece):
             piece = _ESCAPE.sub(self._replace, piece)
         self.chunk_start, self.next_start = self.next_start, self.next_start + length
         return piece
 
-    def _read_file(self, size: int) -> bytes:
-        read = self._file.read(size)
-        self.hash.update(read)
-        return read
+    @property
+    def _careful(self) -> bool:
+        return self._careful_from is not None and self.next_start >= self._careful_from
 
     def _cut_pieces(self) -> Iterator[tuple[bytes, int]]:
         """What the parser gets, and of how many bytes of the file each piece is made."""
-        data, done, read = b"", 0, b"-"  # done: how much of data was handed out; one byte, to look back at
-        while read:
-            read = self._read_file(self._size)
-            data += read
-            if self._careful_from is not None and self.next_start >= self._careful_from:
-                cut = done + _find_cut(data[done:]) if read else len(data)
-                yield from ((match[0], len(match[0])) for match in _UNIT.finditer(data, done, cut))
+        while True:
+            self._fill(self._size)
+            if self._at == len(self._data):
+                return
+            lifting = self._ids is not None and not self._careful
+            begin = _LIST.search(self._data, self._at) if lifting else None
+            if begin is None:
+                yield from self._hand_out(self._find_cut())
+                continue
+            yield from self._hand_out(begin.end() - 1)
+            end = self._find_list_end()
+            mark = self._lift(self._data[self._at : end]) if end and not self._careful else b""
+            if mark:
+                length, self._at = end - self._at, end
+                yield mark, length
             else:
-                parts: list[bytes] = []
-                copied = at = done
-                cut = -1
-                while self._ids is not None and (match := _LIST.search(data, at)):
-                    at = match.end()
-                    end = data.find(b"]", at) + 1
-                    if not end and match.start() > done:
-                        cut = match.start()  # the list begins the next piece, which holds more of it
-                        break
-                    while not end and len(data) - at < _MAX_LIST and (read := self._read_file(len(data))):
-                        data += read
-                        end = data.find(b"]", len(data) - len(read)) + 1
-                    if not end:
-                        break
-                    if mark := self._lift(data[at - 1 : end]):
-                        parts += data[copied:at], mark
-                        copied = end - 1
-                    at = end
-                if cut < 0:
-                    cut = copied + _find_cut(data[copied:]) if read else len(data)
-                if cut > done:
-                    yield b"".join((*parts, data[copied:cut])), cut - done
-            data, done = data[max(cut - 1, 0) :], min(cut, 1)
+                yield from self._hand_out(end or self._find_cut())
+
+    def _fill(self, size: int) -> None:
+        """Reads on until there are `size` bytes to hand out, or no more."""
+        while not self._whole and len(self._data) - self._at < size:
+            read = self._file.read(size)
+            self.hash.update(read)
+            kept = max(self._at - 1, 0)  # one byte before: is it a backslash?
+            self._data, self._at = self._data[kept:] + read, self._at - kept
+            self._whole = not read
+
+    def _find_cut(self) -> int:
+        return len(self._data) if self._whole else self._at + _find_cut(self._data[self._at :])
+
+    def _find_list_end(self) -> int:
+        """Behind the first closing bracket, if that is not too far away; 0: it is."""
+        looked = 0
+        while (end := self._data.find(b"]", self._at + looked) + 1) == 0:
+            looked = len(self._data) - self._at
+            if self._whole or looked >= _MAX_LIST:
+                break
+            self._fill(2 * looked)
+        return end
+
+    def _hand_out(self, end: int) -> Iterator[tuple[bytes, int]]:
+        """The data up to `end`, in pieces that split no escape."""
+        while self._at < end:
+            start = self._at
+            if self._careful:
+                # The parser looks at all of a string again with each piece of it: so not byte by byte in a long one.
+                least = start + (1 if self._text < _LONG_TEXT else _LONG_TEXT)
+                while self._at < min(least, end) and (unit := _UNIT.match(self._data, self._at, end)):
+                    self._at = unit.end()
+            elif end - start > self._size:
+                self._at = start + _find_cut(self._data[start : start + self._size])
+            else:
+                self._at = end
+            yield self._data[start : self._at], self._at - start
 
     def _lift(self, text: bytes) -> bytes:
-        """The mark that stands for the names in this list; none if it is not one, or one of them breaks a rule."""
+        """What stands for this list of names: a list of one mark; nothing if it is none, or a name breaks a rule."""
         assert self._ids is not None
         try:
             names = _NAMES.decode(text)
             numbers = np.fromiter(map(self._ids.__getitem__, names), np.int32, len(names))
+            self._ids.hold(_HELD_FOR_NUMBER * len(names))
         except (msgspec.DecodeError, UnicodeDecodeError, _BadName):
             return b""
         mark = next(self._marks)
         self.lifted["\0" + mark] = numbers
-        return f'"\\u0000{mark}"'.encode()
+        return f'["\\u0000{mark}"]'.encode()
 
     def _count_digits(self, piece: bytes) -> None:
-        """Raises `ValueError` at a run of too many digits; in a string too, which only a value that is ignored has."""
+        """Raises `_TooLong` at a run of too many digits; in a string too, which only a value that is ignored has."""
         rest = piece.lstrip(_DIGITS)
         longest = self._digits + len(piece) - len(rest)
         self._digits = len(rest) - len(rest.rstrip(_DIGITS)) if rest else longest
         if any(piece[start : start + _BLOCK].isdigit() for start in range(0, len(piece), _BLOCK)):
             longest = max(longest, *map(len, re.findall(rb"[0-9]+", piece)))
         if longest > self._most_digits:
-            raise ValueError("too many digits")
+            raise _TooLong("a number with too many digits")
+
+    def _measure_text(self, piece: bytes) -> None:
+        """Raises `_TooLong` in a string that is."""
+        quotes = (_ESCAPED.sub(b"", piece) if b"\\" in piece else piece).count(b'"')
+        self._text = self._text + len(piece) if self._quoted and not quotes else 0
+        self._quoted ^= quotes % 2 == 1
+        if self._text > MAX_TEXT:
+            raise _TooLong(f"a string of more than {MAX_TEXT} bytes")
 
     def _replace(self, match: re.Match[bytes]) -> bytes:
         if match[1] is None:
@@ -390,13 +445,30 @@ class _BadName(Exception):
     """A name breaks the rule in the message."""
 
 
+#: What a name takes besides its characters, in all that holds it; a number of a list; a checkpoint.
+_HELD_FOR_TEXT, _HELD_FOR_NUMBER, _HELD_FOR_CHECKPOINT = 200, 8, 1000
+
+
 class _Ids(dict[str, int]):
-    """Names to numbers, in the order in which they are first seen."""
+    """Names to numbers, in the order in which they are first seen; and how much memory the document takes."""
+
+    held = 0  # bytes, about
 
     def __missing__(self, name: str) -> int:
         _check_name(name)
+        self.hold(_held_for(name))
         self[name] = number = len(self)
         return number
+
+    def hold(self, size: int) -> None:
+        """Counts memory; raises `_BadName` where a document takes too much."""
+        self.held += size
+        if self.held > MAX_HELD:
+            raise _BadName(f"the document must not take more than {MAX_HELD} bytes of memory")
+
+
+def _held_for(text: str) -> int:
+    return _HELD_FOR_TEXT + sys.getsizeof(text)
 
 
 def _check_name(name: str, *, empty: bool = False) -> None:
@@ -474,7 +546,7 @@ class _Reader:
         elif isinstance(error, UnicodeDecodeError):
             reason = "a string is not UTF-8"
         else:
-            reason = "a number with too many digits"
+            reason = str(error) if isinstance(error, _TooLong) else "a number with too many digits"
         place = f"{self.place}: " if self.place else ""
         return _NotJson(f"{self.name}: {place}not JSON at byte {self.source.chunk_start} ({self._excerpt()}): {reason}")
 
@@ -537,11 +609,18 @@ class _Reader:
                 if event == "string":
                     append(ids[value])
                 elif event == "end_array":
-                    return
+                    break
                 else:
                     raise self._unlike(f"{place}[{len(into) - start}]", event, value, "must be the name of an item")
         except _BadName as error:
             raise self._bad(f"{place}[{len(into) - start}]", str(error), _show(value)) from None
+        self._hold(place, _HELD_FOR_NUMBER * (len(into) - start))
+
+    def _hold(self, place: str, size: int) -> None:
+        try:
+            self.ids.hold(size)
+        except _BadName as error:
+            raise self._bad(place, str(error)) from None
 
     def _take_keys(
         self, place: str, known: Sequence[str] = (), *, optional: Sequence[str] = (), begun: bool = False
@@ -572,7 +651,10 @@ class _Reader:
     def _ignore(self, place: str, key: str) -> None:
         """Takes the value of an unknown key without building it."""
         self.place = _inside(place, key)
-        self.ignored[_inside(place.partition("[")[0] + "[…]" if place else "", key)] += 1
+        shown = _inside(place.partition("[")[0] + "[…]" if place else "", key)
+        if shown not in self.ignored:
+            self._hold(self.place, _held_for(shown) + _held_for(key))
+        self.ignored[shown] += 1
         depth = 0
         for event, _ in self.events:
             if event in ("start_map", "start_array"):
@@ -618,12 +700,17 @@ class _Reader:
             place = f"distributions[{_show(name)}]"
             if not is_normalized_name(name):
                 raise self._bad(place, f"must be a canonical name, such as {_show(canonicalize_name(name))}")
-            self.distributions[name] = self._take_text(place, "must be a version, or empty", empty=True)
+            self.distributions[name] = version = self._take_text(place, "must be a version, or empty", empty=True)
+            self._hold(place, _held_for(name) + _held_for(version))
 
     def _read_items(self) -> None:
         canonical = {"": ""}  # distribution names that were looked at, and one string for each
         for key in self._take_keys("items"):
             place = f"items[{_show(key)}]"
+            try:
+                self.numbers.append(self.ids[key])
+            except _BadName as error:
+                raise self._bad(place, str(error)) from None
             load_time = size_mb = Decimal(0)
             resource_type = distribution = ""
             for field in self._take_keys(
@@ -650,7 +737,6 @@ class _Reader:
                     distribution = canonical[text]
                 elif field == "dependencies":
                     self._take_names(inside, self.dependencies)
-            self.numbers.append(self.ids[key])
             self.load_ns.append(seconds_to_ns(load_time))
             self.size_mb.append(float(size_mb) + 0.0)  # -0.0 + 0.0 is 0.0
             self.resource_types.append(resource_type)
@@ -666,6 +752,7 @@ class _Reader:
             place = f"checkpoints[{len(self.checkpoints)}]"
             if event != "start_map":
                 raise self._unlike(place, event, value, "must be an object")
+            self._hold(place, _HELD_FOR_CHECKPOINT)
             checkpoint_id, size_mb = "", Decimal(0)
             items, canonical = array("i"), array("i")
             for field in self._take_keys(place, ("id", "items", "canonical", "size_mb"), begun=True):
@@ -717,14 +804,13 @@ class _Reader:
 
     def _resolve_dependencies(self, ids: Ids) -> tuple[NDArray[np.int64], Ids, Counter[int]]:
         """Numbers to item ids, sorted and distinct for each item; and how often which number was no item."""
-        numbers = np.frombuffer(self.dependencies, np.int32)
-        resolved = np.empty(len(numbers), np.int32)
+        resolved = np.frombuffer(self.dependencies, np.int32)  # in place: a row never grows
         offsets = np.zeros(len(self.offsets), np.int64)
         dropped: Counter[int] = Counter()
         end = 0
         for item, (start, stop) in enumerate(zip(self.offsets, self.offsets[1:], strict=False)):
             if start < stop:
-                named = numbers[start:stop]
+                named = resolved[start:stop]
                 row = ids[named]
                 if row.min() < 0:
                     dropped.update(named[row < 0].tolist())
@@ -733,7 +819,7 @@ class _Reader:
                 resolved[end : end + len(row)] = row
                 end += len(row)
             offsets[item + 1] = end
-        return offsets, resolved[:end].copy(), dropped
+        return offsets, resolved[:end], dropped
 
     def _resolve_checkpoint(
         self,
@@ -782,7 +868,8 @@ class _Reader:
 
 def _sort_distinct(ids: Ids) -> Ids:
     ids = np.sort(ids)  # five times as fast here as np.unique
-    return ids[np.diff(ids, prepend=-1) > 0]
+    rises = ids[1:] > ids[:-1]
+    return ids if rises.all() else ids[np.concatenate(([True], rises))]
 
 
 def _list_counts(counts: Counter[str]) -> str:
@@ -791,18 +878,26 @@ def _list_counts(counts: Counter[str]) -> str:
 
 
 def _check_version(path: Path, name: str) -> None:
-    """Raises `BadDocument` if the document says that its version is another one; key order is free, so it looks on."""
+    """Raises `BadDocument` if the document says that its version is another one."""
+    found = _find_value(path, name, "version")
+    if found:
+        _hold_version(name, *found)
+
+
+def _find_value(path: Path, name: str, key: str) -> tuple[str, object] | None:
+    """The event with which the value of the document's `key` begins; None: there is none as far as it can be read."""
     depth = 0
     with suppress(ijson.JSONError, ArithmeticError, ValueError, OSError), _open(path, name) as file:
-        events = ijson.get_backend("yajl2_c").basic_parse(_Source(file, None))
+        events = ijson.get_backend("yajl2_c").basic_parse(_Source(file, ids=_Ids()))
         for event, value in events:
             if event in ("start_map", "start_array"):
                 depth += 1
             elif event in ("end_map", "end_array"):
                 depth -= 1
-            elif depth == 1 and event == "map_key" and value == "version":
-                _hold_version(name, *next(events))
-                return
+            elif depth == 1 and event == "map_key" and value == key:
+                found: tuple[str, object] = next(events)
+                return found
+    return None
 
 
 def _hold_version(name: str, event: str, value: object) -> None:

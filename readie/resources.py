@@ -35,7 +35,7 @@ _FIELDS = ("kind", "loader", "arguments", "keywords", "needs")
 _EXAMPLE = "Write ['dataset:sklearn/iris'] and below it loader = \"sklearn.datasets:load_iris\"."
 _LOADER = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*):([^\W\d]\w*(?:\.[^\W\d]\w*)*)")
 _MODULE = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
-_PLACE = re.compile(r"\{((?:[^\W\d]\w*(?:\.[^\W\d]\w*)*)?)\}(?=/|$)")
+_PLACE = re.compile(r"\A\{((?:[^\W\d]\w*(?:\.[^\W\d]\w*)*)?)\}(?=/|$)")
 
 
 def is_resource(name: str) -> bool:

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 
 from readie.closure import compute_closures
 from readie.cost import PricedItem, closure
+from readie.errors import BadDocument
 from tests.strategies import make_catalogue, module_sets, priced_items
 
 
@@ -52,6 +53,16 @@ class TestClosures:
 
         assert closures.reach.shape == (0, 0)
         assert closures.items_of([]).tolist() == []
+
+    def test_too_many_groups_are_refused_before_memory_is_taken(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The rows of bits grow with the square of the number of components; what needs each other is one of them."""
+        monkeypatch.setattr("readie.closure.MAX_COMPONENTS", 2)
+
+        assert needs({"a": ["b"], "b": ["a"], "c": []})["c"] == {"c"}
+        with pytest.raises(
+            BadDocument, match="items are 3 that fall into 3 groups of different needs: must be at most 2"
+        ):
+            needs({"a": ["b"], "b": [], "c": []})
 
     @given(priced_items(), module_sets())
     def test_they_agree_with_the_cost_model(self, items: dict[str, PricedItem], modules: list[str]) -> None:

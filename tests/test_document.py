@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import re
 import threading
 from collections.abc import Mapping
 from decimal import Decimal
@@ -26,6 +27,7 @@ from readie.document import (
     _Source,
     compute_generation,
     hash_document,
+    peek_flavor,
     read_document,
     write_document,
 )
@@ -535,6 +537,194 @@ class TestSurrogates:
 
         said = refuse(path, padding + change("checkpoint_1", "\\ud83d"))
         assert said == f'checkpoints[1].id is "\\u0000": {BAD_NAME} (there is \\ud83d)'
+
+
+#: What is put into a document to spoil it, or not: bytes that begin, end or break a list, a string, a letter.
+SPOILS = [
+    b'"',
+    b"[",
+    b"]",
+    b",",
+    b":",
+    b"\\",
+    b"{",
+    b"}",
+    b" ",
+    b"\n",
+    b"\0",
+    b"\x1f",
+    b"7",
+    b"\xff",
+    b"\xc3\xa9",
+    b'""',
+    b"[]",
+]
+SPOILS += [
+    b"\\u0000",
+    b"\\ud800",
+    b"\\ud83d\\ude00",
+    b'\\"',
+    b'"items":[',
+    b'"dependencies": ["',
+    b', "numpy"',
+    b"x" * 1025,
+]
+
+
+class TestLifting:
+    """Lists of good names are decoded beside the parser, for speed: nothing else about reading shows it."""
+
+    def outcome(self, path: Path, *, lifting: bool, size: int) -> str | dict[str, Any]:
+        """The catalogue or the message, of a reader that reads `size` bytes at once."""
+        read_piece = _Source.read
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(_Source, "read", lambda source, most: read_piece(source, min(size, most)))
+            if not lifting:
+                patched.setattr(document_module, "_LIST", re.compile(rb"(?!)"))
+            try:
+                return contents_of(read_document(path))
+            except BadDocument as error:
+                return error.detail.partition(" (there is")[0]  # which surrogate is known may depend on reads
+
+    @given(
+        content=contents(),
+        spoils=st.lists(st.tuples(st.floats(0, 1), st.sampled_from([0, 0, 1, 5]), st.sampled_from(SPOILS)), max_size=2),
+        layout=st.sampled_from([{}, {"indent": 1}, {"separators": (",", ":")}, {"ensure_ascii": False}]),
+        size=st.sampled_from([1, 7, 100, 65_536]),
+        longest=st.sampled_from([30, 2**22]),
+    )
+    def test_the_outcome_is_that_of_the_parser_alone(
+        self,
+        tmp_path_factory: pytest.TempPathFactory,
+        *,
+        content: Content,
+        spoils: list[tuple[float, int, bytes]],
+        layout: dict[str, Any],
+        size: int,
+        longest: int,
+    ) -> None:
+        """The same catalogue, or the same message to the letter, wherever a document is spoilt and reads end."""
+        path = tmp_path_factory.getbasetemp() / "lifting.json"
+        write_document(path, **content.arguments())
+        data = json.dumps(json.loads(path.read_text()), **layout).encode()
+        for where, dropped, spoil in spoils:
+            at = int(where * len(data))
+            data = data[:at] + spoil + data[at + dropped :]
+        path.write_bytes(data)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(document_module, "_MAX_LIST", longest)
+            lifted = self.outcome(path, lifting=True, size=size)
+
+        assert lifted == self.outcome(path, lifting=False, size=65_536)
+
+    @pytest.mark.parametrize("size", [1000, 65_536])
+    def test_the_parser_gets_no_good_list(self, path: Path, size: int) -> None:
+        """Of a list that is longer than a read, too: what is left of a big document is little."""
+        names = [f"item{n}.é" for n in range(5000)]
+        path.write_text(json.dumps(DOCUMENT | {"checkpoints": [{"items": names}, {"items": [*names, 5]}]}))
+        ids = document_module._Ids()
+        with path.open("rb") as file:
+            source = _Source(file, ids=ids)
+            text = b"".join(iter(lambda: source.read(size), b""))
+
+        assert len(text) < path.stat().st_size * 0.6
+        assert text.count(b"item7.") == 1
+        numbers = list(source.lifted.values())
+        assert [[*ids][number] for row in numbers for number in row] == ["numpy", "pandas.core", *names]
+
+    def test_a_name_that_looks_like_a_list_is_a_name(self, path: Path) -> None:
+        """Quotes in a name are escaped: no list begins there."""
+        key = 'x"items": ["numpy"]'
+        items = DOCUMENT["items"] | {key: DOCUMENT["items"]["numpy"] | {"dependencies": [key, "numpy"]}}
+
+        catalogue = read(path, DOCUMENT | {"items": items})
+
+        assert catalogue.keys[-1] == key
+        assert catalogue.dependencies.tolist() == [0, 2, 0, 4]
+
+
+class TestSize:
+    """A document may be big, but not take more memory than the router has for it."""
+
+    @pytest.mark.parametrize(
+        ("text", "changed", "place"),
+        [
+            ('"pandas.core"]', f'"{"x" * 2**23}"]', 'items["pandas"].dependencies: not JSON at byte'),
+            ('"model:m"', f'"{"x" * 2**21}"', 'items["pandas.core"].distribution: not JSON at byte'),
+            ('"flavor"', f'"note": ["\\"{"x" * 2**21}"], "flavor"', "note: not JSON at byte"),
+            ("80}]}", f'80, "note": "{"x" * 2**21}', "checkpoints[1].note: not JSON at byte"),
+        ],
+        ids=range(4),
+    )
+    def test_no_string_is_longer_than_1_mib(self, path: Path, text: str, changed: str, place: str) -> None:
+        """The parser would hold it whole, however long it is; one that is ignored, too."""
+        said = refuse(path, change(text, changed))
+
+        assert said.startswith(place)
+        assert said.endswith("xxx): a string of more than 1048576 bytes")
+
+    def test_many_strings_and_long_blanks_are_no_long_string(self, path: Path) -> None:
+        """A quote ends a string, blanks and numbers between strings are none."""
+        numbers = "7, " * 2**19 + "7"
+        text = change('"flavor"', f'"note": [{numbers}{" " * 2**21}], "\\"more\\\\": ["{"x" * 2**19}"], "flavor"')
+
+        assert len(read(path, text).keys) == 4
+
+    @pytest.mark.parametrize(
+        ("most", "many", "place"),
+        [
+            (20_000, {"items": {f"x{n}": DOCUMENT["items"]["numpy"] for n in range(100)}}, 'items["x'),
+            (20_000, {"distributions": {f"x{n}": "1" for n in range(100)}}, 'distributions["x'),
+            (20_000, {f"x{n}": 1 for n in range(100)}, "x"),
+            (20_000, {"checkpoints": [DOCUMENT["checkpoints"][0] | {"id": f"x{n}"} for n in range(100)]}, "checkpoin"),
+            (10_000, {"checkpoints": [{"items": [f"x{n}" for n in range(100)]}]}, "checkpoints[0].items["),
+            (10_000, {"checkpoints": [{"items": ["x"] * 2000}]}, "checkpoints[0].items: "),
+            (10_000, {"checkpoints": [{"items": ["x\0", *["x"] * 2000]}]}, "checkpoints[0].items[0]"),
+        ],
+        ids=range(7),
+    )
+    def test_what_takes_too_much_memory_is_refused(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch, most: int, many: dict[str, Any], place: str
+    ) -> None:
+        """Names, numbers, checkpoints by the million: the message says where it became too much."""
+        monkeypatch.setattr(document_module, "MAX_HELD", most)
+
+        said = refuse(path, {key: DOCUMENT[key] for key in DOCUMENT if key != "checkpoints"} | many)
+
+        assert said.startswith(place)
+        assert f"the document must not take more than {most} bytes of memory" in said or "NUL" in said
+
+
+class TestFlavor:
+    """Whose file a document is can be told before it is read, and of one that is bad."""
+
+    @pytest.mark.parametrize(
+        ("document", "flavor"),
+        [
+            (TEXT, Flavor.CPU),
+            (TEXT.replace('"cpu"', '"gpu"'), Flavor.GPU),
+            (json.dumps({key: DOCUMENT[key] for key in reversed(DOCUMENT)}), Flavor.CPU),
+            (TEXT[:-9], Flavor.CPU),
+            (TEXT.replace('"cpu"', '"tpu"'), None),
+            (TEXT.replace('"cpu"', '["cpu"]'), None),
+            (TEXT.replace('"cpu"', "true"), None),
+            (TEXT.replace('"flavor"', '"flavour"').replace('"load_time"', '"flavor"'), None),
+            ('{"a": ' + "[" * 100_000, None),
+            ('{"a": ' + "[" * 100_000 + "]" * 100_000 + ', "flavor": "gpu"', Flavor.GPU),
+            ("", None),
+        ],
+        ids=range(11),
+    )
+    def test_it_is_that_of_the_document(self, path: Path, document: str, flavor: Flavor | None) -> None:
+        """As far as the document can be read; None where it gives none that is known."""
+        path.write_text(document)
+
+        assert peek_flavor(path) is flavor
+
+    def test_a_file_that_is_missing_has_none(self, path: Path) -> None:
+        """The reader says what is wrong with it."""
+        assert peek_flavor(path) is None
 
 
 class TestGeneration:

@@ -58,6 +58,14 @@ class TestSettling:
 
         assert settled.figures["m0"].count == 3
 
+    def test_a_process_that_stalled_does_not_count(self) -> None:
+        """One that waited for a disk, within a single module."""
+        stalled = slowed(1.0) | {"m0": 0.5}
+        settled = settle([slowed(1.0)] * 3 + [stalled] * 4, [0.010] * 7, [False] * 3 + [True] * 4)
+
+        assert settled.figures["m0"].middle == pytest.approx(COSTS["m0"])
+        assert settled.figures["m0"].count == 3
+
     def test_it_counts_where_there_are_not_enough_others(self) -> None:
         """Better than nothing."""
         lone = slowed(2.0) | {"lone": 0.2}
