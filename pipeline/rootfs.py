@@ -6,7 +6,7 @@ import signal
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -44,7 +44,7 @@ class RootFilesystem:
     files: dict[str, str]  # absolute path of a module's file → distribution, by RECORD
     relative_paths: dict[str, str]  # dotted name → its file below the module path, by RECORD
     top_level_owners: dict[str, str]  # name → distribution, by top_level.txt
-    editable_owners: dict[str, str]  # dotted name → distribution, by the path files of editable installs
+    other_owners: dict[str, str]  # dotted name → distribution, by path files of editable installs, or by its name
     suffixes: tuple[str, ...]  # endings of module files, as its Python tries them
     roots: dict[str, str | None]  # folder or file that code lies below → distribution; None: of the module path
 
@@ -67,7 +67,7 @@ class RootFilesystem:
         owner = _longest(self.modules, module)
         if owner is None and top not in self.namespaces:
             owner = self.top_level_owners.get(top)
-        return owner or _longest(self.editable_owners, module)
+        return owner or _longest(self.other_owners, module)
 
     def _owner_of_file(self, module: str, file: str) -> str | None:
         for path in (Path(file), Path(os.path.realpath(Path(file).parent), Path(file).name)):
@@ -134,6 +134,7 @@ class _Listing(msgspec.Struct):
     python: str
     suffixes: list[str]
     path: list[str]
+    sites: list[str]
     stdlib: list[str]
     stdlib_folders: list[str]
     distributions: list[_Record]
@@ -188,37 +189,42 @@ def _resolve(rootfs: Path, listing: _Listing) -> RootFilesystem:
     modules, relative_paths = _own_modules(files, listing, records)
     for path in listing.namespace_inits:
         files.pop(path, None)
-    top_level_owners: dict[str, str] = {}
-    editable_owners: dict[str, str] = {}
     roots: dict[str, str | None] = dict.fromkeys([*listing.path, *listing.stdlib_folders], None)
+    owners: dict[str, str] = {}  # of what no RECORD lists
     top_levels: dict[str, set[str]] = {name: set() for name in versions}
-    places = {record.place for record in listing.distributions}
-    for name, record in records:
-        for top in record.top_level:
-            top_level_owners.setdefault(top, name)
-        for module, path in record.editable.mapping.items():
-            editable_owners.setdefault(module, name)
+    for name, record, folders in _development_installs(records, listing):
+        mapping = record.editable.mapping
+        for module, path in mapping.items():
+            owners.setdefault(module, name)
             roots[path] = name
-            top_levels[name].add(module)
-        for folder in record.editable.folders:
+        top_levels[name].update(module for module in mapping if not any(above in mapping for above in parents(module)))
+        for folder in folders:
             offered = listing.names.get(folder, _Names([], []))
             for module in [*offered.packages, *offered.modules]:
-                editable_owners.setdefault(module, name)
-            if folder not in places:  # a path file may name the folder that it lies in
-                roots[folder] = name
+                owners.setdefault(module, name)
+            roots[folder] = name
             # Beside a project's packages lie scripts that do things when imported: setup.py, noxfile.py, ...
             own = [module for module in offered.modules if _canonical(module) == name or module in record.top_level]
             top_levels[name].update(offered.packages, own)
         if record.editable.project:
             roots.setdefault(record.editable.project, name)
-        if record.files is None and not any((record.editable.folders, record.editable.mapping)):
-            top_levels[name].update(_unrecorded(name, record, listing, modules, top_level_owners))
-    packages = {package for module in chain(modules, editable_owners) for package in parents(module)}
-    # A folder without __init__.py inside a package belongs to the package.
-    namespaces = {name for name in packages if not _longest(modules, name) and not _longest(editable_owners, name)}
     for module, owner in modules.items():
         if not any(parent in modules for parent in parents(module)):
             top_levels[owner].add(module)
+    for name, record in records:
+        if not top_levels[name]:
+            unlisted = _unrecorded(name, record, listing, [*modules, *owners], records)
+            top_levels[name].update(unlisted)
+            for module in sorted(unlisted):
+                owners.setdefault(module, name)
+    top_level_owners: dict[str, str] = {}
+    # A RECORD that does not have a name says more than a top_level.txt that does.
+    for name, record in sorted(records, key=lambda named: named[1].files is not None):
+        for top in record.top_level:
+            top_level_owners.setdefault(top, name)
+    packages = {package for module in chain(modules, owners) for package in parents(module)}
+    # A folder without __init__.py inside a package belongs to the package.
+    namespaces = {name for name in packages if not _longest(modules, name) and not _longest(owners, name)}
     lost = {name for name, record in records if record.files is None and not top_levels[name]}
     if lost:
         warnings.append(f"{_count(lost, 'distribution')} with no list of files, and nothing to import: {_some(lost)}")
@@ -226,18 +232,31 @@ def _resolve(rootfs: Path, listing: _Listing) -> RootFilesystem:
         path=rootfs,
         python=listing.python,
         distributions=dict(sorted(versions.items())),
-        top_levels={name: sorted(filter(_is_root, top_levels[name])) for name in sorted(versions)},
-        warnings=tuple(warnings),
+        top_levels={name: _choose_roots(top_levels[name]) for name in sorted(versions)},
+        warnings=tuple(warning.encode("utf-8", "replace").decode() for warning in warnings),
         stdlib=frozenset(listing.stdlib),
         modules=modules,
         namespaces=frozenset(namespaces),
         files=files,
         relative_paths=relative_paths,
         top_level_owners=top_level_owners,
-        editable_owners=editable_owners,
+        other_owners=owners,
         suffixes=tuple(listing.suffixes),
         roots=roots,
     )
+
+
+def _development_installs(
+    records: list[tuple[str, _Record]], listing: _Listing
+) -> Iterator[tuple[str, _Record, list[str]]]:
+    """Distributions whose code lies in folders of their own, with those: editable installs of every kind, and eggs."""
+    crowd = Counter(record.place for record in listing.distributions)
+    for name, record in records:
+        # A path file may name the folder that it lies in.
+        folders = [folder for folder in record.editable.folders if folder not in crowd]
+        if record.files is None and crowd[record.place] == 1 and record.place not in listing.sites:
+            folders.append(record.place)  # its metadata lies beside its code: setup.py develop, or an egg
+        yield name, record, folders
 
 
 def _canonical(name: str | None) -> str:
@@ -253,17 +272,17 @@ def _name_distributions(found: list[_Record], warnings: list[str]) -> tuple[list
     records = [(_canonical(record.name), record) for record in found]
     unnamed = [record.folder for name, record in records if not name]
     if unnamed:
-        warnings.append(f"{_count(unnamed, 'metadata folder')} without a name left out: {_some(unnamed)}")
+        warnings.append(f"{_count(unnamed, 'metadata folder')} left out, without a name or left over: {_some(unnamed)}")
     records = [(name, record) for name, record in records if name]
     by_name: dict[str, list[_Record]] = {}
     for name, record in records:
         by_name.setdefault(name, []).append(record)
     versions: dict[str, str] = {}
     for name, group in sorted(by_name.items()):
-        # The first place on the module path hides the others; within one, the highest version counts.
+        # The first place on the module path hides the others; within one, what has files, then the highest version.
         twins = [record for record in group if record.place == group[0].place]
-        chosen = max(twins, key=lambda record: (_version_key(record.version), record.folder))
-        versions[name] = chosen.version
+        chosen = max(twins, key=lambda record: (bool(record.files), _version_key(record.version), record.folder))
+        versions[name] = chosen.version if chosen.version.isprintable() else ""
         if len(twins) > 1:
             folders = ", ".join(sorted(record.folder for record in twins))
             warnings.append(
@@ -326,20 +345,22 @@ def _own_modules(
 
 
 def _unrecorded(
-    name: str,
-    record: _Record,
-    listing: _Listing,
-    modules: Mapping[str, str],
-    top_level_owners: dict[str, str],
-) -> list[str]:
-    """Import names of a distribution that lists no files: of top_level.txt, else the one that is called as it is."""
-    offered = listing.names.get(record.place, _Names([], []))
-    there = [module for module in [*offered.packages, *offered.modules] if module not in modules]
-    own = [module for module in there if module in record.top_level]
-    if not record.top_level:
-        own = [module for module in there if _canonical(module) == name]
-        for module in own:
-            top_level_owners.setdefault(module, name)
+    name: str, record: _Record, listing: _Listing, owned: Iterable[str], records: list[tuple[str, _Record]]
+) -> set[str]:
+    """Import names of a distribution that lists none: those called as it is, else those of its top_level.txt.
+
+    A namespace in top_level.txt that others of its kind name as well says nothing.
+    """
+    project = record.editable.project
+    places = [f"{project}/src", project] if project else []
+    offered = [listing.names[place] for place in [record.place, *places] if place in listing.names]
+    known = set(owned)
+    there = {module for names in offered for module in [*names.packages, *names.modules]} - known
+    own = {module for module in there if _canonical(module) == name}
+    if record.files is None or project:
+        tops = Counter(top for _, other in records if other.files is None for top in set(other.top_level))
+        own |= there & set(record.top_level)
+        own |= {module for module in there if (top := module.partition(".")[0]) in record.top_level and tops[top] == 1}
     return own
 
 
@@ -351,9 +372,11 @@ def is_test_name(module: str) -> bool:
     )
 
 
-def _is_root(module: str) -> bool:
-    top, dot, _ = module.partition(".")
-    return not (is_test_name(module) or top.startswith("__editable__") or (dot and top in NOT_PACKAGES))
+def _choose_roots(modules: Iterable[str]) -> list[str]:
+    """Of what a distribution brings to import, what it is for."""
+    own = [module for module in sorted(modules) if not module.startswith("__editable__")]
+    own = [module for module in own if "." not in module or module.partition(".")[0] not in NOT_PACKAGES]
+    return [module for module in own if not is_test_name(module)]
 
 
 def _count(things: Iterable[object], word: str) -> str:

@@ -9,7 +9,9 @@ import importlib.machinery
 import importlib.metadata
 import json
 import os
+import pkgutil
 import platform
+import site
 import sys
 import sysconfig
 import urllib.parse
@@ -23,6 +25,9 @@ if sys.version_info < (3, 11):  # noqa: UP036 (any Python may be asked to run th
 #: Endings of module files, in the order in which the import system tries them.
 SUFFIXES = [*importlib.machinery.EXTENSION_SUFFIXES, *importlib.machinery.SOURCE_SUFFIXES]
 SUFFIXES += importlib.machinery.BYTECODE_SUFFIXES
+
+#: What declares a namespace in the older styles.
+DECLARERS = {"pkgutil", "pkg_resources"}
 
 #: Folders of a project that are no packages, although Python would take them for namespaces.
 NOT_PACKAGES = {"benchmark", "benchmarks", "build", "dist", "doc", "docs", "example", "examples", "sample", "samples"}
@@ -40,12 +45,21 @@ def read_text(path: Path) -> str | None:
         return data.decode("latin-1")
 
 
+def recorded_names(record: str) -> list[str]:
+    """The paths in a RECORD, as far as it can be read."""
+    lines = record.replace("\0", "").splitlines()
+    try:
+        return [row[0] for row in csv.reader(lines) if row]
+    except csv.Error:
+        return [line.partition(",")[0] for line in lines]
+
+
 def recorded_files(folder: Path) -> list[Path] | None:
     """Module and path files that a distribution says it installed, and that exist; None: it does not say."""
     base = folder.parent
     text = read_text(folder / "RECORD")
     if text is not None:
-        names = [row[0] for row in csv.reader(text.splitlines()) if row]
+        names = recorded_names(text)
     else:
         base, text = folder, read_text(folder / "installed-files.txt")
         if text is None:
@@ -112,28 +126,35 @@ def only_declares_namespace(source: str) -> bool:
             waiting += [*statement.body, *statement.orelse, *statement.finalbody]
             waiting += [inner for handler in statement.handlers for inner in handler.body]
             continue
-        if isinstance(statement, ast.Assign):
-            if [ast.unparse(target) for target in statement.targets] != ["__path__"]:
-                return False
-        elif isinstance(statement, ast.Expr):
-            if not isinstance(statement.value, ast.Constant | ast.Call):
-                return False
-        elif not isinstance(statement, ast.Import | ast.ImportFrom | ast.Pass):
+        match statement:
+            case ast.Import(names=names):
+                harmless = {alias.name for alias in names} <= DECLARERS
+            case ast.ImportFrom(module=module):
+                harmless = module in DECLARERS or module == "__future__"
+            case ast.Assign(targets=[ast.Name(id="__path__")]):
+                harmless = True
+            case ast.Expr(value=ast.Call()):
+                harmless = "declare_namespace(" in ast.unparse(statement)
+            case ast.Expr(value=ast.Constant()) | ast.Pass():
+                continue
+            case _:
+                harmless = False
+        if not harmless:
             return False
         text = ast.unparse(statement)
         declares = declares or "extend_path(" in text or "declare_namespace(" in text
     return declares
 
 
-def namespace_inits(owned: list[list[Path]]) -> list[str]:
-    """The `__init__.py` files that only declare a namespace, in folders that several distributions fill."""
-    owners: dict[Path, set[int]] = {}
-    for number, files in enumerate(owned):
-        for folder in {parent for path in files for parent in path.parents}:
-            owners.setdefault(folder, set()).add(number)
-    inits = {path for files in owned for path in files if path.name == "__init__.py"}
-    shared = (path for path in sorted(inits) if len(owners[path.parent]) > 1)
-    return [str(path) for path in shared if only_declares_namespace(read_text(path) or "")]
+def namespace_inits(files: list[Path]) -> list[str]:
+    """The `__init__.py` files that only declare a namespace: others may fill it, whether they are installed or not."""
+    inits = sorted({path for path in files if path.name == "__init__.py"})
+    return [str(path) for path in inits if path.stat().st_size < 4096 and declares_namespace(path)]
+
+
+def declares_namespace(path: Path) -> bool:
+    text = read_text(path) or ""
+    return ("extend_path" in text or "declare_namespace" in text) and only_declares_namespace(text)
 
 
 def names_in(folder: Path, depth: int = 3) -> dict[str, list[str]]:
@@ -158,49 +179,76 @@ def names_in(folder: Path, depth: int = 3) -> dict[str, list[str]]:
     return {"packages": packages, "modules": modules}
 
 
-def list_distributions() -> tuple[list[dict[str, Any]], list[list[Path]]]:
+def names_in_archive(path: str) -> dict[str, list[str]]:
+    """The same of an archive on the module path."""
+    found = list(pkgutil.iter_modules([path]))
+    return {
+        "packages": [module.name for module in found if module.ispkg],
+        "modules": [module.name for module in found if not module.ispkg],
+    }
+
+
+def is_leftover(folder: Path) -> bool:
+    """Whether it was being removed: pip takes its first letter away before, and an interrupted removal leaves it so."""
+    return folder.name.startswith(("~", "-"))
+
+
+def list_distributions() -> tuple[list[dict[str, Any]], list[Path]]:
     """One record a metadata folder, in a fixed order: by place on the module path, then by name; and their files."""
-    found: dict[Path, tuple[dict[str, Any], list[Path]]] = {}
+    found: dict[Path, dict[str, Any]] = {}
+    owned: list[Path] = []
     for distribution in importlib.metadata.distributions():
-        path = getattr(distribution, "_path", None)
-        if not isinstance(path, Path):
-            continue  # in a zip file: no files of its own
-        folder = Path(os.path.realpath(path.parent), path.name)  # lib64 is often a link to lib
+        path: Any = getattr(distribution, "_path", None)
+        if path is None:
+            continue
+        folder = Path(str(path))  # of an archive, where it would be in it
+        if isinstance(path, Path):
+            folder = Path(os.path.realpath(path.parent), path.name)  # lib64 is often a link to lib
         if folder in found:
             continue
+        files = None
         if folder.is_file():  # an .egg-info file is its own metadata
-            text, files = read_text(folder), None
-        else:
+            text = read_text(folder)
+        elif isinstance(path, Path):
             text, files = read_text(folder / "METADATA") or read_text(folder / "PKG-INFO"), recorded_files(folder)
+        else:
+            text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO")
         header = HeaderParser().parsestr(text or "")
-        record = {
+        top_level = distribution.read_text("top_level.txt") if not isinstance(path, Path) else None
+        found[folder] = {
             "folder": folder.name,
             "place": str(folder.parent),
-            "name": header["Name"],
+            "name": None if is_leftover(folder) else header["Name"],
             "version": (header["Version"] or "").strip(),
             "files": None if files is None else [str(file) for file in files if file.suffix != ".pth"],
-            "top_level": (read_text(folder / "top_level.txt") or "").split(),
+            "top_level": (top_level or read_text(folder / "top_level.txt") or "").split(),
             "editable": editable(folder, files or []),
         }
-        found[folder] = record, files or []
+        owned += files or []
     places = {os.path.realpath(entry): position for position, entry in reversed(list(enumerate(sys.path)))}
     order = sorted(found, key=lambda folder: (places.get(str(folder.parent), len(places)), str(folder)))
-    return [found[folder][0] for folder in order], [found[folder][1] for folder in order]
+    return [found[folder] for folder in order], owned
 
 
 def list_everything() -> dict[str, Any]:
     """Python, its module path and standard library, and the distributions."""
     records, files = list_distributions()
     folders = {folder for record in records for folder in [record["place"], *record["editable"]["folders"]]}
+    projects = {record["editable"]["project"] for record in records} - {""}
+    folders |= projects | {str(Path(project, "src")) for project in projects}
     return {
         "python": platform.python_version(),
         "suffixes": SUFFIXES,
-        "path": [os.path.realpath(entry) for entry in sys.path if Path(entry).is_dir()],
+        "path": [os.path.realpath(entry) for entry in sys.path if Path(entry).exists()],
+        "sites": [os.path.realpath(entry) for entry in site.getsitepackages()],
         "stdlib": sorted(sys.stdlib_module_names),
         "stdlib_folders": sorted({os.path.realpath(sysconfig.get_path(key)) for key in ("stdlib", "platstdlib")}),
         "distributions": records,
         "namespace_inits": namespace_inits(files),
-        "names": {folder: names_in(Path(folder)) for folder in sorted(folders)},
+        "names": {
+            folder: names_in(Path(folder)) if Path(folder).is_dir() else names_in_archive(folder)
+            for folder in sorted(folders)
+        },
     }
 
 

@@ -371,7 +371,7 @@ class TestMetadata:
 
         assert rootfs.distributions == {"torch": "1.13.1"}
         names = ".dist-info, ghost-1.12.dist-info, noname-1.dist-info, torch-1.12.1.dist-info"
-        assert rootfs.warnings == (f"4 metadata folders without a name left out: {names}",)
+        assert rootfs.warnings == (f"4 metadata folders left out, without a name or left over: {names}",)
         assert rootfs.distribution_of("torch") == "torch"
 
     @pytest.mark.parametrize("versions", [("1.9", "1.10"), ("1.10", "1.9")])
