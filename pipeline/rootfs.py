@@ -212,7 +212,7 @@ def _resolve(rootfs: Path, listing: _Listing) -> RootFilesystem:
         if not any(parent in modules for parent in parents(module)):
             top_levels[owner].add(module)
     for name, record in records:
-        if not top_levels[name]:
+        if not top_levels[name] or record.editable.project:
             unlisted = _unrecorded(name, record, listing, [*modules, *owners], records)
             top_levels[name].update(unlisted)
             for module in sorted(unlisted):
@@ -374,7 +374,7 @@ def is_test_name(module: str) -> bool:
 
 def _choose_roots(modules: Iterable[str]) -> list[str]:
     """Of what a distribution brings to import, what it is for."""
-    own = [module for module in sorted(modules) if not module.startswith("__editable__")]
+    own = [module for module in sorted(modules) if not (module.startswith("_") and "editable" in module)]
     own = [module for module in own if "." not in module or module.partition(".")[0] not in NOT_PACKAGES]
     return [module for module in own if not is_test_name(module)]
 

@@ -160,6 +160,25 @@ except ImportError:
         assert rootfs.warnings == ()
         assert rootfs.top_levels["backports-b"] == ["backports.b"]
 
+    def test_one_owner_makes_no_package_of_it(self, site: Path) -> None:
+        """`zope.event` is not zope.interface's, although that alone installed the `__init__.py` around both."""
+        install(site, "zope.interface", "6", ["zope/__init__.py", "zope/interface/__init__.py"], top_level="zope\n")
+        write(site / "zope/__init__.py", "__import__('pkg_resources').declare_namespace(__name__)\n")
+        rootfs = listed(site)
+
+        assert rootfs.distribution_of("zope.interface") == "zope-interface"
+        assert [rootfs.distribution_of(name) for name in ("zope", "zope.event")] == [None, None]
+        assert rootfs.is_namespace("zope")
+        assert rootfs.top_levels == {"zope-interface": ["zope.interface"]}
+
+    def test_init_that_imports_its_own_parts_is_a_package(self, site: Path) -> None:
+        """It declares a namespace, and is code of its distribution all the same."""
+        install(site, "air", "1", ["air/__init__.py", "air/core.py"])
+        code = "from pkgutil import extend_path\n__path__ = extend_path(__path__, __name__)\nfrom air.core import run\n"
+        write(site / "air/__init__.py", code)
+
+        assert listed(site).distribution_of("air") == "air"
+
     def test_init_that_does_more_belongs_to_its_distribution(self, site: Path) -> None:
         """A package that lets others extend it, and has code of its own, stays one distribution's."""
         install(site, "apache-air", "1", ["air/__init__.py", "air/models.py"])
@@ -272,6 +291,32 @@ class TestWithoutRecord:
         assert rootfs.distribution_of("some_thing") == "some-thing"
         assert rootfs.top_levels == {"some-thing": ["some_thing"]}
 
+    def test_namespace_is_divided_by_the_names_of_distributions(self, site: Path) -> None:
+        """Several that list no files and name the same namespace have what is called as they are."""
+        for name in ("zope.event", "zope.interface"):
+            install(site, name, "1", [name.replace(".", "/") + "/__init__.py"], top_level="zope\n", record=False)
+        write(site / "zope/other/__init__.py")
+        rootfs = listed(site)
+
+        asked = ["zope.event", "zope.interface.verify", "zope.other", "zope"]
+        assert [rootfs.distribution_of(name) for name in asked] == ["zope-event", "zope-interface", None, None]
+        assert rootfs.top_levels == {"zope-event": ["zope.event"], "zope-interface": ["zope.interface"]}
+
+    def test_top_level_txt_of_a_distribution_with_record_comes_last(self, site: Path) -> None:
+        """A RECORD that has nothing of a name says more than the top_level.txt beside it."""
+        install(site, "aaa", "1", ["aaa.py"], top_level="aaa\nshared\n")
+        install(site, "bbb", "1", ["shared/__init__.py"], top_level="shared\n", record=False)
+
+        assert listed(site).distribution_of("shared.part") == "bbb"
+
+    def test_record_that_is_no_csv_is_read_as_far_as_it_goes(self, site: Path) -> None:
+        """A field longer than the reader takes, or a NUL, spoils no other line."""
+        install(site, "odd", "1", ["odd.py"])
+        with (site / "odd-1.dist-info/RECORD").open("a") as file:
+            file.write('"' + "x" * 200_000 + '",,\nnul\0.py,,\n')
+
+        assert listed(site).distribution_of("odd") == "odd"
+
     def test_distribution_with_nothing_to_import_is_reported(self, site: Path) -> None:
         """It is installed, and a warning says that nothing of it can be imported."""
         install(site, "mystery", "1", record=False)
@@ -337,6 +382,70 @@ class TestEditableInstalls:
         assert rootfs.is_namespace("ns_x")
         assert rootfs.distribution_of("ns_x.inner.y", str(tmp_path / "flat/ns_x/inner/y.py")) == "my-pkg"
 
+    def test_setup_py_develop_is_followed(self, site: Path, tmp_path: Path) -> None:
+        """An `.egg-link` and `easy-install.pth` lead to a folder with code, scripts and metadata; its namespace is shared."""
+        project = tmp_path / "project" / "src"
+        write(project / "ns/mine/__init__.py")
+        write(project / "setup.py", "raise SystemExit")
+        write(project / "My_Dev.egg-info/PKG-INFO", "Metadata-Version: 1.0\nName: My-Dev\nVersion: 3\n")
+        write(project / "My_Dev.egg-info/top_level.txt", "ns\n")
+        write(site / "My-Dev.egg-link", f"{project}\n.")
+        write(site / "easy-install.pth", f"{project}\n")
+        install(site, "other", "1", ["ns/other.py"])
+        rootfs = listed(site)
+
+        assert rootfs.distributions == {"my-dev": "3", "other": "1"}
+        assert rootfs.top_levels == {"my-dev": ["ns.mine"], "other": ["ns.other"]}
+        assert rootfs.distribution_of("ns.mine.deep", str(project / "ns/mine/deep.py")) == "my-dev"
+        asked = ["ns.mine.deep", "ns.other", "ns"]
+        assert [rootfs.distribution_of(name) for name in asked] == ["my-dev", "other", None]
+
+    @pytest.mark.parametrize("zipped", [False, True])
+    def test_egg_is_found(self, site: Path, zipped: bool) -> None:
+        """A folder or an archive on the module path that brings its own metadata."""
+        egg = site / "Old_Egg-2-py3.11.egg"
+        content = {"oldegg/__init__.py": "", "EGG-INFO/top_level.txt": "oldegg\n"}
+        content["EGG-INFO/PKG-INFO"] = "Metadata-Version: 1.0\nName: Old-Egg\nVersion: 2\n"
+        if zipped:
+            with zipfile.ZipFile(egg, "w") as archive:
+                for name, text in content.items():
+                    archive.writestr(name, text)
+        else:
+            for name, text in content.items():
+                write(egg / name, text)
+        write(site / "easy-install.pth", f"./{egg.name}\n")
+        rootfs = listed(site)
+
+        assert rootfs.distributions == {"old-egg": "2"}
+        assert rootfs.top_levels == {"old-egg": ["oldegg"]}
+        assert rootfs.distribution_of("oldegg.part", str(egg / "oldegg/part.py")) == "old-egg"
+        assert rootfs.distribution_of("oldegg.part") == "old-egg"
+
+    def test_mapping_of_every_module_has_one_root(self, site: Path, tmp_path: Path) -> None:
+        """Some build backends map each file: only the package around them is an own name."""
+        write(tmp_path / "src/skb/__init__.py")
+        write(tmp_path / "src/skb/part.py")
+        install(site, "skb", "1", ["_skb_editable.py", "_skb_editable.pth"])
+        mapping = {"skb": str(tmp_path / "src/skb/__init__.py"), "skb.part": str(tmp_path / "src/skb/part.py")}
+        write(site / "_skb_editable.py", f"install({mapping!r})\n")
+        rootfs = listed(site)
+
+        assert rootfs.top_levels == {"skb": ["skb"]}
+        assert rootfs.distribution_of("skb.part", str(tmp_path / "src/skb/part.py")) == "skb"
+
+    def test_loader_that_says_nothing_leaves_the_project(self, site: Path, tmp_path: Path) -> None:
+        """Where only direct_url.json leads to the code, the package called as the distribution is its own."""
+        write(tmp_path / "project/src/some_thing/__init__.py")
+        install(site, "some-thing", "1", ["_some_thing_editable_loader.py"])
+        url = {"url": (tmp_path / "project").as_uri(), "dir_info": {"editable": True}}
+        write(site / "some-thing-1.dist-info/direct_url.json", json.dumps(url))
+        rootfs = listed(site)
+
+        file = tmp_path / "project/src/some_thing/part.py"
+        assert rootfs.distribution_of("some_thing.part", str(file)) == "some-thing"
+        assert rootfs.distribution_of("some_thing.part") == "some-thing"
+        assert rootfs.top_levels == {"some-thing": ["some_thing"]}
+
     def test_project_folder_counts_and_the_environment_inside_it_does_not(self, tmp_path: Path) -> None:
         """direct_url.json names the project; a root filesystem inside that folder is not the project's code."""
         site = make_rootfs(tmp_path / "project" / ".venv")
@@ -373,6 +482,30 @@ class TestMetadata:
         names = ".dist-info, ghost-1.12.dist-info, noname-1.dist-info, torch-1.12.1.dist-info"
         assert rootfs.warnings == (f"4 metadata folders left out, without a name or left over: {names}",)
         assert rootfs.distribution_of("torch") == "torch"
+
+    @pytest.mark.parametrize("leftover", ["~orch-2.0.dist-info", "-orch-2.0.dist-info"])
+    def test_what_pip_was_removing_is_not_installed(self, site: Path, leftover: str) -> None:
+        """Whole metadata of a higher version, renamed for its removal, changes nothing but the warning."""
+        install(site, "torch", "1.0", ["torch/__init__.py"])
+        write(site / leftover / "METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 2.0\n")
+        rootfs = listed(site)
+
+        assert rootfs.distributions == {"torch": "1.0"}
+        assert rootfs.warnings == (f"1 metadata folder left out, without a name or left over: {leftover}",)
+
+    def test_of_twins_the_one_that_has_files_counts(self, site: Path) -> None:
+        """Metadata of a higher version whose files are gone is no installation."""
+        install(site, "twin", "1.0", ["twin.py"])
+        install(site, "twin", "2.0", record=False)
+
+        assert listed(site).distributions == {"twin": "1.0"}
+
+    def test_version_that_cannot_be_printed_is_none(self, site: Path) -> None:
+        """It could stand in no catalogue."""
+        install(site, "nul", "1", ["nul.py"])
+        write(site / "nul-1.dist-info/METADATA", "Name: nul\nVersion: 1\0\n")
+
+        assert listed(site).distributions == {"nul": ""}
 
     @pytest.mark.parametrize("versions", [("1.9", "1.10"), ("1.10", "1.9")])
     def test_duplicates_get_a_fixed_choice(self, site: Path, versions: Sequence[str]) -> None:
