@@ -158,8 +158,8 @@ class Collected:
 def read_rootfs(rootfs: RootFilesystem, collected: Collected) -> None:
     """Docstrings of all modules, test and example folders, and descriptions, in a fixed order."""
     by_folder: dict[str, Counter[str]] = {}
-    for module, owner in rootfs.modules.items():
-        by_folder.setdefault(rootfs.relative_paths[module].partition("/")[0], Counter())[owner] += 1
+    for module, distribution in rootfs.modules.items():
+        by_folder.setdefault(rootfs.relative_paths[module].partition("/")[0], Counter())[distribution] += 1
     for site in sorted(path for path in rootfs.path.glob("lib/python*/site-packages") if path.is_dir()):
         for path in files_below(site):
             relative = path.relative_to(site)
@@ -167,14 +167,16 @@ def read_rootfs(rootfs: RootFilesystem, collected: Collected) -> None:
                 if path.name == "METADATA":
                     read_description(path, collected)
                 continue
-            owner = rootfs.files.get(str(path))
+            owner = rootfs.files.get(str(path)) or main_owner(by_folder.get(relative.parts[0]))
             if owner is None:
-                owners = by_folder.get(relative.parts[0])
-                if not owners:
-                    continue
-                owner = min(owners, key=lambda name: (-owners[name], name))
+                continue
             if path.suffix == ".py" or path.suffix in PAGES:
                 collected.read(path, f"{owner}/{relative}", whole=path.suffix in PAGES or is_example(relative))
+
+
+def main_owner(owners: Counter[str] | None) -> str | None:
+    """The distribution with most of a folder's modules."""
+    return min(owners, key=lambda name: (-owners[name], name)) if owners else None
 
 
 def read_sources(folder: Path, rootfs: RootFilesystem, collected: Collected) -> None:
