@@ -1,7 +1,6 @@
 """The usual practice, written plainly: the document as a whole into dictionaries and frozensets, a loop for each call.
 
-Its answers are exact, with the router's rules for names, ties and prices, so that they can be compared. It is the
-standard library's alone.
+Its answers are exact, with the router's rules for names, ties and prices, so that they can be compared.
 """
 
 import json
