@@ -538,9 +538,8 @@ class _Function:
                 continue
             if head is not None:  # the chain ends here
                 callee = self.chain(*head, attributes, scope.label)
-                if callee in _IMPORTERS and op == "LOAD_CONST" and isinstance(argument, str):
-                    self.imported(argument, argument, scope.member)
-                elif callee in _RESOURCE and op == "LOAD_CONST" and isinstance(argument, str) and is_resource(argument):
+                names = op == "LOAD_CONST" and isinstance(argument, str)
+                if names and (callee in _IMPORTERS or (callee in _RESOURCE and is_resource(argument))):
                     self.imported(argument, argument, scope.member)
             head, attributes = None, []
             if op in _CONSTANT_OPS:
