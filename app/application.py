@@ -14,8 +14,10 @@ import msgspec
 import structlog
 from litestar import Litestar, Request, Response, Router
 from litestar.concurrency import sync_to_thread
+from litestar.connection import ASGIConnection
 from litestar.di import Provide
 from litestar.exceptions import HTTPException, ValidationException
+from litestar.handlers import BaseRouteHandler
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
@@ -73,6 +75,7 @@ def create_app(settings: RouterSettings, database: Database, wake_ups: WakeUps |
         database=database,
         settings=settings,
         wake_ups=wake_ups or WakeUps(),
+        naming=Groups("name", partial(calls.name_together, database)),
         placing=Groups("place", partial(calls.place_together, database, settings)),
         accepting=Groups("accept", partial(workers.accept_together, database)),
         ending=Groups("end", partial(workers.end_together, database)),
@@ -176,7 +179,11 @@ def _as_problem(error: Exception) -> ReadieError | None:
         case ValidationException(extra=[{"key": "data", "message": "'data'"}]):
             return BadRequest("the request has no body")
         case ValidationException(extra=list() as found):
-            places = [": ".join(filter(None, [each.get("key"), each.get("message")])) for each in found]
+            # `state` is a name of Litestar's: the handler calls that parameter in_state.
+            names = [str(each.get("key", "")).replace("in_state", "state") for each in found]
+            places = [
+                ": ".join(filter(None, [name, each.get("message")])) for name, each in zip(names, found, strict=True)
+            ]
             return BadRequest("; ".join(places) or error.detail)
         case HTTPException(status_code=404):
             return NotFound("no such route")
@@ -219,6 +226,12 @@ def _sweeping(settings: RouterSettings, database: Database, wake_ups: WakeUps) -
     return sweeping
 
 
+async def refuse_other_schemas(connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:
+    """A guard: below /schema Litestar has a page of its own for what is not there, whose route alone has a parameter."""
+    if "path" in connection.path_params:
+        raise NotFound("no such route")
+
+
 def _openapi() -> OpenAPIConfig:
     try:
         this = version("readie")
@@ -227,7 +240,7 @@ def _openapi() -> OpenAPIConfig:
     return OpenAPIConfig(
         title="Readie router",
         version=this,
-        path="/schema",
+        openapi_router=Router("/schema", route_handlers=[], guards=[refuse_other_schemas], include_in_schema=False),
         render_plugins=[JsonRenderPlugin(path=["/", "/openapi.json"])],
         components=Components(security_schemes={"token": SecurityScheme(type="http", scheme="bearer")}),
         security=[{"token": []}],

@@ -1,7 +1,7 @@
 """Workers: what they report, and what becomes of leases and workers whose time is over.
 
-The database's clock decides. A sweep may run in several routers at once: whatever it ends is ended by one statement
-that one of them wins, each lease in a transaction of its own.
+The database's clock decides. Of several routers one sweeps at a time. Each lease is ended in a transaction of its own, by
+one statement that a result or a cancellation may win.
 """
 
 import json
@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Row
 
 from app.database import Database
 from app.lease import fail_call, stop_placement
-from app.placement import place_again
+from app.placement import PLACEMENTS, place_again
 from app.settings import RouterSettings
 from app.sql import statement
 from app.waiting import CAPACITY, call_topic, worker_topic
@@ -29,6 +29,9 @@ READ_SECONDS, UNREAD_SECONDS = 3600, 86_400
 
 #: An agent that has not reported a placement's sandbox for this long after the order to end it does not know it.
 SETTLE_SECONDS = 10
+
+#: The lock of the router that sweeps, or prunes.
+SWEEP = "sweep"
 
 log = structlog.get_logger(__name__)
 
@@ -103,7 +106,15 @@ def report_status(connection: Connection, worker_id: str, status: WorkerStatus) 
 
 
 def sweep(database: Database, settings: RouterSettings) -> list[str]:
-    """Ends the leases whose time is over, then evicts silent workers; gives the topics of who waits for that."""
+    """Ends the leases whose time is over, then evicts silent workers; gives the topics of who waits for that.
+
+    Does nothing while another router sweeps.
+    """
+    with database.reading() as guard:  # held until this one is through; what it does is in other transactions
+        return _sweep(database, settings) if database.try_lock(guard, SWEEP) else []
+
+
+def _sweep(database: Database, settings: RouterSettings) -> list[str]:
     topics: list[str] = []
     ttl = {"ttl_ms": round(settings.worker_ttl * 1000)}
     with database.reading() as connection:
@@ -120,6 +131,7 @@ def sweep(database: Database, settings: RouterSettings) -> list[str]:
         silent = connection.execute(statement("silent_workers"), ttl).scalars().all()
     for worker_id in silent:
         with database.transaction() as connection:
+            database.lock(connection, PLACEMENTS)  # nothing is placed on it meanwhile
             if evict_worker(connection, worker_id, settings):
                 log.warning("worker evicted", worker_id=worker_id, ttl_s=settings.worker_ttl)
                 topics.append(worker_topic(worker_id))
@@ -172,7 +184,7 @@ def _reason_to_fail(cause: str, lease: Row[Any], call: Row[Any]) -> ReadieError 
 
 
 def evict_worker(connection: Connection, worker_id: str, settings: RouterSettings) -> bool:
-    """Forgets a worker and all that it reported; says whether it did: not if it was heard from meanwhile."""
+    """Forgets a worker and all that it reported; says whether it did: not if it was heard from or got a call meanwhile."""
     worker = {"worker_id": worker_id}
     evicted = connection.execute(
         statement("evict_worker"), {**worker, "ttl_ms": round(settings.worker_ttl * 1000)}
@@ -185,9 +197,14 @@ def evict_worker(connection: Connection, worker_id: str, settings: RouterSetting
 
 
 def prune(database: Database) -> None:
-    """Drops payloads, results and output that are past their time, and orders that nobody came for."""
+    """Drops payloads, results and output that are past their time, and orders that nobody came for.
+
+    Does nothing while another router sweeps or prunes.
+    """
     keep = {"read_ms": READ_SECONDS * 1000, "unread_ms": UNREAD_SECONDS * 1000}
     with database.transaction() as connection:
+        if not database.try_lock(connection, SWEEP):
+            return
         for name in ("delete_old_payloads", "delete_old_results", "delete_old_output"):
             connection.execute(statement(name), keep)
         connection.execute(statement("delete_old_cancellations"), {"unread_ms": keep["unread_ms"]})

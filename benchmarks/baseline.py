@@ -1,7 +1,6 @@
 """The usual practice, written plainly: the document as a whole into dictionaries and frozensets, a loop for each call.
 
-Its answers are exact, with the router's rules for names, ties and prices, so that they can be compared. Its parts are
-the standard library's alone.
+Its answers are exact, with the router's rules for names, ties and prices, so that they can be compared.
 """
 
 import json
@@ -10,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
+
+from benchmarks.fresh import memory_mb
 
 
 @dataclass(frozen=True)
@@ -115,3 +116,11 @@ def load(path: Path) -> tuple[Router, float]:
 def load_only(document: str) -> float:
     """The seconds alone, for a process that is measured from outside."""
     return load(Path(document))[1]
+
+
+def load_and_weigh(document: str) -> float:
+    """MB of memory that the process has resident while the router is there."""
+    router, _ = load(Path(document))
+    resident_mb = memory_mb("VmRSS")
+    del router
+    return resident_mb

@@ -19,11 +19,10 @@ ROOT = Path(__file__).parent.parent
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """`seconds` are the process's, from start to end; memory is in MB, `resident_mb` at the function's end."""
+    """`seconds` are the process's, from start to end."""
 
     value: Any
     peak_mb: float
-    resident_mb: float
     seconds: float = 0.0
 
 
@@ -71,7 +70,7 @@ def _child() -> None:
     module, _, name = sys.argv[1].partition(":")
     function = getattr(importlib.import_module(module), name)
     value = function(**msgspec.json.decode(sys.stdin.buffer.read()))
-    outcome = Outcome(value=value, peak_mb=memory_mb("VmHWM"), resident_mb=memory_mb("VmRSS"))
+    outcome = Outcome(value=value, peak_mb=memory_mb("VmHWM"))
     with os.fdopen(int(sys.argv[2]), "wb") as pipe:
         pipe.write(msgspec.json.encode(outcome))
 

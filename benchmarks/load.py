@@ -100,6 +100,13 @@ class Generator:
         _, connection = await asyncio.get_running_loop().create_connection(Connection, "127.0.0.1", self.port)
         return connection
 
+    async def ask_once(self, request: bytes) -> None:
+        """Asks over a connection of its own: the router closes those that are idle for some seconds."""
+        connection = await self.connect()
+        self.good(*await connection.ask(request))
+        if connection.transport is not None:
+            connection.transport.close()
+
     async def run(self, users: list[Callable[[Connection], Awaitable[None]]], agents: list[Awaitable[None]]) -> Load:
         """Lets all users work, each on a connection of its own, until the time is over; agents end with them."""
         behind = [asyncio.ensure_future(agent) for agent in agents]
@@ -282,6 +289,8 @@ def live(
             if not generator.good(status, body):
                 return
             for each in msgspec.json.decode(body, type=Orders).run:
+                if telling.transport is None or telling.transport.is_closing():  # it was idle
+                    telling = await generator.connect()
                 path = f"/v1/placements/{each.placement_id}"
                 accept = request("POST", f"{path}/accept?worker_id=worker-{number}")
                 generator.good(*await telling.ask(accept))
@@ -351,13 +360,12 @@ async def _report(generator: Generator, number: int, generation: str, checkpoint
         generations=[HeldGeneration(generation=generation, checkpoint_ids=checkpoint_ids)],
         incarnation=f"benchmark-{number}",
     )
-    connection = await generator.connect()
     report = request("PUT", f"/v1/workers/worker-{number}", status)
-    generator.good(*await connection.ask(report))
+    await generator.ask_once(report)
 
     async def go_on() -> None:
         while True:
             await asyncio.sleep(10)
-            generator.good(*await connection.ask(report))
+            await generator.ask_once(report)
 
     return go_on()

@@ -19,7 +19,7 @@ MOST_MB = {"duckdb": 400.0, "postgresql": 200.0}
 def run(bench: Bench) -> Iterator[Line]:
     """One router on each database, started on a catalogue that was imported before."""
     catalogue = bench.catalogue()
-    base = run_fresh(baseline.load_only, document=str(catalogue.document))
+    base = run_fresh(baseline.load_and_weigh, document=str(catalogue.document))
     count = bench.repeats(1000, 50)
     log = bench.folder / "router.log"
     for kind in bench.kinds:
@@ -45,7 +45,7 @@ def run(bench: Bench) -> Iterator[Line]:
                     kind,
                     "MB",
                     served_mb,
-                    baseline=base.resident_mb,
+                    baseline=base.value,
                     peak_mb=peak_mb,
                     target=Target(MOST_MB[kind], "MB"),
                     started_mb=started_mb,

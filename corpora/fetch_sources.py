@@ -42,9 +42,18 @@ def fetch_sources(listed: Path, folder: Path) -> list[str]:
 def fetch(pip: Path, requirement: str, inside: Path) -> Path | None:
     """The folder with the unpacked source distribution, or its archive; None where there is none."""
     name = requirement.partition("==")[0]
-    command = [pip, "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--no-clean"]
+    command = [
+        str(pip),
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--no-binary",
+        ":all:",
+        "--no-build-isolation",
+        "--no-clean",
+    ]
     subprocess.run(
-        [*command, "--dest", inside / "whole", requirement],
+        [*command, "--dest", str(inside / "whole"), requirement],
         env={**os.environ, "TMPDIR": str(inside)},
         capture_output=True,
         check=False,  # it fails for want of a backend, mostly

@@ -93,11 +93,7 @@ TOOLS = frozenset(
         "wheel",
     }
 )
-TEST_PARTS = frozenset(
-    {"conftest", "test", "test_utils", "testclient", "testing", "testing_utils", "tests", "testutils"}
-)
-#: Models and datasets that only their library's own tests load.
-TEST_KEYS = ":hf-internal-testing/"
+TEST_PARTS = frozenset({"conftest", "test", "testing", "tests"})
 
 
 @dataclass(frozen=True)
@@ -158,8 +154,8 @@ class Collected:
 def read_rootfs(rootfs: RootFilesystem, collected: Collected) -> None:
     """Docstrings of all modules, test and example folders, and descriptions, in a fixed order."""
     by_folder: dict[str, Counter[str]] = {}
-    for module, owner in rootfs.modules.items():
-        by_folder.setdefault(rootfs.relative_paths[module].partition("/")[0], Counter())[owner] += 1
+    for module, distribution in rootfs.modules.items():
+        by_folder.setdefault(rootfs.relative_paths[module].partition("/")[0], Counter())[distribution] += 1
     for site in sorted(path for path in rootfs.path.glob("lib/python*/site-packages") if path.is_dir()):
         for path in files_below(site):
             relative = path.relative_to(site)
@@ -167,14 +163,16 @@ def read_rootfs(rootfs: RootFilesystem, collected: Collected) -> None:
                 if path.name == "METADATA":
                     read_description(path, collected)
                 continue
-            owner = rootfs.files.get(str(path))
+            owner = rootfs.files.get(str(path)) or main_owner(by_folder.get(relative.parts[0]))
             if owner is None:
-                owners = by_folder.get(relative.parts[0])
-                if not owners:
-                    continue
-                owner = min(owners, key=lambda name: (-owners[name], name))
+                continue
             if path.suffix == ".py" or path.suffix in PAGES:
                 collected.read(path, f"{owner}/{relative}", whole=path.suffix in PAGES or is_example(relative))
+
+
+def main_owner(owners: Counter[str] | None) -> str | None:
+    """The distribution with most of a folder's modules."""
+    return min(owners, key=lambda name: (-owners[name], name)) if owners else None
 
 
 def read_sources(folder: Path, rootfs: RootFilesystem, collected: Collected) -> None:
@@ -254,7 +252,7 @@ def make_sets(rootfs: RootFilesystem, listed: set[str], examples: Iterable[Examp
         asked = {modules.get(name) for name in example.names}
         kept = deepest(module for module in asked if module is not None and owners[module] is not None)
         if 0 < len(kept) <= MAX_MODULES and not listed.isdisjoint(str(owners[module]) for module in kept):
-            keys = {name for name in example.names if is_resource(name) and TEST_KEYS not in name}
+            keys = set(filter(is_resource, example.names))
             # Many docstrings of one file say the same.
             sources.setdefault(tuple(sorted(kept | keys)), set()).add(example.source)
     sets = [ImportSet(kept, len(where), tuple(sorted(where)[:MAX_SOURCES])) for kept, where in sources.items()]

@@ -44,9 +44,9 @@ class Settled:
 
 
 def find_reference(told: Sequence[float | None]) -> float | None:
-    """The pace (seconds of the fixed work) of the machine when it is left alone: the fastest tenth. None: none told."""
+    """The pace (seconds of the fixed work) of the machine when it is left alone: the fastest twentieth. None: none told."""
     known = [pace for pace in told if pace]
-    return float(np.percentile(known, 10)) if known else None
+    return float(np.percentile(known, 5)) if known else None
 
 
 def settle(

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from readie.loaders import NOT_TEXT, resources_of_call
+from readie.resources import is_resource
 
 MAX_SOURCE = 10_000_000  # bytes of bytes, characters of text: parsing takes some 30 times as much memory
 MAX_PARTS = 8  # of a name that is followed through attributes
@@ -35,6 +36,8 @@ _FAILURES = (SyntaxError, ValueError, RecursionError, MemoryError, SystemError)
 #: Functions whose first argument, where it is a literal, is a module to import.
 _IMPORTERS = frozenset({"__import__", "builtins.__import__", "importlib.__import__", "importlib.import_module"})
 _IMPORTERS |= {"pytest.importorskip"}
+#: The function whose first argument, where it is a literal, is the key of a dataset, model or tokenizer.
+_RESOURCE = frozenset({"readie.resource", "readie.resources.resource"})
 #: On every worker as part of the executor, or nowhere: never a reason for a checkpoint.
 _OWN = frozenset({"readie", "cloudpickle"})
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
@@ -264,7 +267,7 @@ def _text(node: ast.expr | None) -> str | None:
 class Reached:
     """What a function needs that is not in it."""
 
-    modules: list[str]  # outside the standard library and the caller's own code, sorted
+    modules: list[str]  # outside the standard library and the caller's own code, and keys of resources; sorted
     uses: list[tuple[str, object]]  # such as ("global LOCK of f", the lock): what is sent along with it
     members: dict[str, set[str] | None]  # local module → what is used of it; None: anything
     absent: list[str]  # local modules that are imported where the function runs, and are not there
@@ -285,8 +288,9 @@ def reach(function: object) -> Reached:
     seen = _Function()
     seen.look_at(function)
     names = outside_stdlib(seen.names)
+    foreign = deepest(name for name in names if name.partition(".")[0] not in _OWN and not is_local(name))
     return Reached(
-        modules=sorted(deepest(name for name in names if name.partition(".")[0] not in _OWN and not is_local(name))),
+        modules=sorted(foreign | set(filter(is_resource, names))),
         uses=seen.uses,
         members={name: used for name, used in seen.members.items() if is_local(name)},
         absent=sorted(seen.absent),
@@ -534,7 +538,8 @@ class _Function:
                 continue
             if head is not None:  # the chain ends here
                 callee = self.chain(*head, attributes, scope.label)
-                if callee in _IMPORTERS and op == "LOAD_CONST" and isinstance(argument, str):
+                names = op == "LOAD_CONST" and isinstance(argument, str)
+                if names and (callee in _IMPORTERS or (callee in _RESOURCE and is_resource(argument))):
                     self.imported(argument, argument, scope.member)
             head, attributes = None, []
             if op in _CONSTANT_OPS:
@@ -579,8 +584,13 @@ class _Function:
             self.names.update(follow(name, attributes) for name in value.names)
             return max(".".join([name, *attributes]) for name in value.names)
         if issubclass(type(value), types.ModuleType):
+            name = ".".join([_name(value), *attributes])
+            if name in _RESOURCE:
+                return name
             value = self.module(value, attributes)
             use = ".".join([use, *attributes])
+        if type(value) is types.FunctionType and f"{value.__module__}.{value.__qualname__}" in _RESOURCE:
+            return "readie.resource"
         if value is importlib.import_module:
             return "importlib.import_module"
         if value is builtins.__import__:

@@ -349,8 +349,26 @@ def test_explain(client: httpx.Client, database: Database) -> None:
         ("C", 1.2),
     ]
     assert answer["options"][0]["items"] == []
+    assert client.post("/v1/explain", json={"modules": ["pandas"]}).json() == answer
     for changes, slug in [({"catalogue": "0" * 64}, "unknown-catalogue"), ({"items_of": "D"}, "unknown-checkpoint")]:
         assert problem(client.post("/v1/explain", json={"modules": []} | changes)) == slug
+
+
+def test_an_explanation_that_is_remembered_is_not_worked_out_again(
+    client: httpx.Client, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked again, in either format, only the active catalogue is looked up; another one has another answer."""
+    import_catalogue(database, read(make_worked_example()))
+    first = client.post("/v1/explain", json={"modules": ["pandas"]})
+    with monkeypatch.context() as patched:
+        patched.setattr("app.api.calls.explain", lambda *_: pytest.fail("worked out again"))
+        again = client.post("/v1/explain", json={"modules": ["pandas"]})
+        packed = client.post("/v1/explain", json={"modules": ["pandas"]}, headers={"Accept": MSGPACK})
+
+    assert again.content == first.content
+    assert msgspec.msgpack.decode(packed.content) == first.json()
+    import_catalogue(database, read(make_worked_example() | {"alpha": 0.02}))
+    assert client.post("/v1/explain", json={"modules": ["pandas"]}).json()["options"][0]["checkpoint_id"] == "A"
 
 
 def test_health_and_readiness(client: httpx.Client) -> None:
@@ -496,6 +514,8 @@ def test_bodies_that_are_too_large(serve: Serve) -> None:
     ("method", "path", "slug"),
     [
         ("GET", "/nowhere", "not-found"),
+        ("GET", "/schema/nope", "not-found"),
+        ("GET", "/schema/nope.json", "not-found"),
         ("GET", "/v1/calls/nonsense", "unknown-call"),
         ("DELETE", "/v1/calls/nonsense", "unknown-call"),
         ("GET", "/v1/calls/%00", "bad-request"),
@@ -521,6 +541,13 @@ def test_bodies_that_are_too_large(serve: Serve) -> None:
 def test_paths_that_lead_nowhere(refusing: httpx.Client, method: str, path: str, slug: str) -> None:
     """Unknown routes, methods and ids, and parameters that are out of range, are problem documents too."""
     assert problem(refusing.request(method, path)) == slug
+
+
+def test_a_parameter_that_is_refused_is_called_as_it_was_sent(refusing: httpx.Client) -> None:
+    """The query has `state`, whatever it is called inside."""
+    answer = refusing.get("/v1/calls", params={"state": "lost"})
+
+    assert answer.json()["detail"].startswith("state: Invalid enum value 'lost'")
 
 
 @pytest.mark.parametrize(

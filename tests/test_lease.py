@@ -8,7 +8,7 @@ from sqlalchemy import text
 
 from app.database import Database
 from app.lease import accept_placements, add_output, call_of, cancel_call, end_placements, read_orders
-from app.liveness import prune, report_status, sweep
+from app.liveness import SWEEP, evict_worker, prune, report_status, sweep
 from app.placement import place_call
 from app.settings import RouterSettings
 from readie.errors import BadRequest, PlacementTaken, UnknownCall, UnknownPlacement, UnknownWorker
@@ -489,6 +489,29 @@ def test_a_sweep_leaves_what_goes_well(database: Database) -> None:
 
     assert sweep(database, SETTINGS) == []
     assert (rows(database, "SELECT * FROM leases"), rows(database, "SELECT * FROM workers")) == before
+
+
+@pytest.mark.parametrize("kind", ["postgresql"], indirect=True)
+def test_one_router_sweeps_at_a_time(database: Database, kind: str) -> None:
+    """While another router sweeps this one does nothing; afterwards it does what is due."""
+    report(database)
+    fall_silent(database)
+    with database.transaction() as connection:
+        assert database.try_lock(connection, SWEEP)
+        assert sweep(database, SETTINGS) == []
+        assert len(rows(database, "SELECT * FROM workers")) == 1
+
+    assert sweep(database, SETTINGS) == ["worker:w"]
+    assert rows(database, "SELECT * FROM workers") == []
+
+
+def test_a_silent_worker_with_a_call_is_not_evicted(database: Database) -> None:
+    """Its lease has to be ended first, so that no lease is on a worker that is not there."""
+    placed(database)
+    fall_silent(database)
+
+    with database.transaction() as connection:
+        assert not evict_worker(connection, "w", SETTINGS)
 
 
 def test_a_report_names_no_sandbox_or_placement_twice(database: Database) -> None:

@@ -180,6 +180,30 @@ class TestAllOfIt:
             assert one["measured_s"] >= 0.03
 
 
+class TestReport:
+    """`report` makes text and page again from what lies in the work folder."""
+
+    def test_the_text_is_the_one_that_generation_printed(
+        self, command: Command, generated: tuple[Path, subprocess.CompletedProcess[str]]
+    ) -> None:
+        """And the page lies beside the catalogue."""
+        out, first = generated
+        (out / "report.html").unlink()
+        done = command("report", "--out", out)
+
+        assert (done.code, done.out) == (0, first.stdout)
+        assert "broken: " not in done.err
+        assert "not today" in (out / "report.html").read_text(encoding="utf-8")
+
+    def test_json_has_the_facts(self, command: Command, out: Path) -> None:
+        """Those of the text, and more."""
+        done = command("report", "--out", out, "--json")
+
+        assert done.code == 0, done.err
+        assert [one["checkpoint_id"] for one in done.json["checkpoints"]] == ["checkpoint_0", "checkpoint_1"]
+        assert done.json["failures"][0]["module"] == "broken"
+
+
 class TestErrors:
     """One message that names the thing, the reason and the way out; never a traceback."""
 
@@ -213,6 +237,8 @@ class TestErrors:
             (["plan", "--planner", "fixed"], 2, "--sets"),
             (["plan", "--planner", "fixed", "--sets", "{tmp}/nowhere"], 2, "one set a line"),
             (["capture"], 2, "Measure first"),
+            (["report"], 2, "Capture first"),
+            (["report", "--flavor", "tpu"], 2, "Use cpu or gpu"),
             (["generation", "--rootfs", "{rootfs}"], 2, "Collect a corpus"),
             (["verify", "--sample", "0"], 2, "--sample"),
             (["nonsense"], 2, "nonsense"),

@@ -18,6 +18,7 @@ import pytest
 
 import readie
 from pipeline.analyze import Measurements, Node, Run, read_measurements
+from pipeline.cli import main
 from pipeline.measurement import MeasuredItem
 from pipeline.processes import ProbeFailure
 from pipeline.resources import choose_loads, find_failed, list_wanted, select_runs
@@ -669,20 +670,23 @@ class TestLine:
 class TestCommandLine:
     """A file of declarations that is wrong stops the pipeline before it measures anything."""
 
-    def test_it_is_a_usage_error_with_file_key_and_rule(self, tmp_path: Path) -> None:
+    def test_it_is_a_usage_error_with_file_key_and_rule(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         """Exit code 2, one message."""
         rootfs = make_rootfs(tmp_path / "rootfs", '["model:x"]\nloader = "nothing"\n')
-        (tmp_path / "out").mkdir()
-        (tmp_path / "out" / "corpus.jsonl").write_text('{"modules": ["loaders"], "count": 1, "sources": []}\n')
-        command = [sys.executable, "-m", "pipeline.cli", "analyze", "--rootfs", str(rootfs)]
-        done = subprocess.run(
-            [*command, "--out", str(tmp_path / "out")], cwd=ROOT, capture_output=True, text=True, check=False
+        (tmp_path / "corpus.jsonl").write_text('{"modules": ["loaders"], "count": 1, "sources": []}\n')
+        monkeypatch.setattr(
+            sys, "argv", ["readie-pipeline", "analyze", "--rootfs", str(rootfs), "--out", str(tmp_path)]
         )
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
 
-        assert done.returncode == 2
-        assert done.stdout == ""
-        assert f'{rootfs}/resources.toml: ["model:x"].loader: must be "module:function"' in done.stderr
-        assert not (tmp_path / "out" / "measurements.journal.jsonl").exists()
+        assert ended.value.code == 2
+        assert printed.out == ""
+        assert f'{rootfs}/resources.toml: ["model:x"].loader: must be "module:function"' in printed.err
+        assert not (tmp_path / "measurements.journal.jsonl").exists()
 
 
 # ---- what a real root filesystem has ----

@@ -4,7 +4,7 @@ Bodies are decoded here once, straight into the wire type that the route names, 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from hmac import compare_digest
 from typing import Any, Final
@@ -21,6 +21,7 @@ from app.groups import Groups
 from app.settings import RouterSettings
 from app.waiting import WakeUps
 from readie.errors import BadFlavor, BadRequest, Unauthorized
+from readie.flavor import Flavor
 from readie.wire import MAX_NAME, CallPlaced, CallRequest, Output, Problem, Result
 
 JSON: Final = "application/json"
@@ -42,6 +43,7 @@ class Serving:
     database: Database
     settings: RouterSettings
     wake_ups: WakeUps
+    naming: Groups[Flavor | str, str | None]  # a flavor or a SHA-256; the SHA-256 of its catalogue, if there is one
     placing: Groups[CallRequest, CallPlaced]
     accepting: Groups[tuple[str, str], None]  # placement, worker
     ending: Groups[tuple[str, Result], str | None]  # placement and its result; its call, None: it had ended before
@@ -133,11 +135,14 @@ def _accepted(accept: str) -> str:
     return JSON
 
 
-def token_guard(token: str | None) -> Callable[[ASGIConnection[Any, Any, Any, Any], BaseRouteHandler], None]:
+# Guards are asynchronous although they wait for nothing: Litestar runs others in a thread, each for each request.
+
+
+def token_guard(token: str | None) -> Callable[[ASGIConnection[Any, Any, Any, Any], BaseRouteHandler], Awaitable[None]]:
     """A guard that lets requests with this bearer token through; None: all."""
     wanted = None if token is None else f"Bearer {token}".encode()
 
-    def check_token(connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:
+    async def check_token(connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:
         sent = connection.headers.get("authorization", "").encode(errors="replace")
         if wanted is not None and not compare_digest(sent, wanted):
             raise Unauthorized("no valid token came with the request")
@@ -145,7 +150,7 @@ def token_guard(token: str | None) -> Callable[[ASGIConnection[Any, Any, Any, An
     return check_token
 
 
-def check_path(connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:
+async def check_path(connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:
     """A guard: names in the path are text that a database holds, and no longer than names are."""
     path: str = connection.scope["path"]
     check_text(path)

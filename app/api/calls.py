@@ -11,14 +11,16 @@ from litestar.params import FromPath, JSONBody, QueryParameter
 from sqlalchemy import Connection
 
 from app.api import PROBLEMS, Serving
+from app.catalogue import find_active_catalogue, find_catalogue
 from app.database import Database
 from app.lease import cancel_call
 from app.placement import place_calls, placement_of
-from app.scoring import explain
+from app.scoring import answers, explain
 from app.settings import RouterSettings
 from app.sql import statement
 from app.waiting import CAPACITY, call_topic, worker_topic
 from readie.errors import NoCapacity, NoWorkers, PayloadTooLarge, ReadieError, UnknownCall
+from readie.flavor import Flavor
 from readie.units import ns_to_seconds
 from readie.wire import (
     MAX_WAIT,
@@ -151,8 +153,29 @@ def read_calls(connection: Connection, state: CallState | None, limit: int, offs
     ]
 
 
-@post("/explain", operation_id="explain", status_code=200, sync_to_thread=True, responses=PROBLEMS)
-def explain_modules(data: JSONBody[ExplainRequest], serving: NamedDependency[Serving]) -> Explanation:
+@post("/explain", operation_id="explain", status_code=200, responses=PROBLEMS)
+async def explain_modules(data: JSONBody[ExplainRequest], serving: NamedDependency[Serving]) -> Explanation:
     """What every checkpoint would cost for these modules, cheapest first, and why."""
+    if not data.packages:
+        sha256 = await serving.naming.ask(data.catalogue or data.flavor)
+        remembered = sha256 and answers.find((sha256, tuple(data.modules), data.memory, data.items_of))
+        if remembered:
+            return remembered
+    return await sync_to_thread(_explain, serving, data)
+
+
+def _explain(serving: Serving, request: ExplainRequest) -> Explanation:
     with serving.database.reading() as connection:
-        return explain(connection, data, serving.settings.packages_policy)
+        return explain(connection, request, serving.settings.packages_policy)
+
+
+def name_together(database: Database, asked: Sequence[Flavor | str]) -> list[str | None]:
+    """The SHA-256 of the catalogue that is active for a flavor, or that has this SHA-256; None: there is none."""
+    with database.reading() as connection:
+        found = {
+            each: find_active_catalogue(connection, each)
+            if isinstance(each, Flavor)
+            else find_catalogue(connection, each)
+            for each in dict.fromkeys(asked)
+        }
+    return [row and row.sha256 for row in map(found.get, asked)]

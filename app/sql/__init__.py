@@ -17,6 +17,7 @@ _NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 VIEW_FILES = ("views_tables.sql", "views.sql", "views_calls.sql")
 
 _VIEW = re.compile(r"((?:^-- [^\n]+\n)+)^CREATE VIEW (\w+) AS\n(.+?);$", re.MULTILINE | re.DOTALL)
+_COMMENT = re.compile(r"--.*$", re.MULTILINE)
 _PARAMETERS = re.compile(r"^-- parameters: (.+)$", re.MULTILINE)
 
 
@@ -37,7 +38,8 @@ def texts() -> dict[str, str]:
 @cache
 def statement(name: str) -> TextClause:
     """The statement called `name`, to be executed with its parameters. Raises `KeyError`."""
-    return text(texts()[name])
+    # Without comments and indentation: psycopg parses what is longer than 4,096 characters anew each time.
+    return text(f"/* {name} */ " + " ".join(_COMMENT.sub("", texts()[name]).split()))
 
 
 @cache

@@ -299,12 +299,13 @@ WHERE heard_at <= now() - CAST(:ttl_ms AS bigint) * INTERVAL '1 millisecond'
 ORDER BY worker_id COLLATE "C";
 
 -- name: evict_worker
--- Forgets a worker that is still silent.
+-- Forgets a worker that is still silent and holds no lease.
 -- parameters: worker_id text, ttl_ms bigint
--- returns: worker_id; no row: it was heard from meanwhile
+-- returns: worker_id; no row: it was heard from, or got a call, meanwhile
 DELETE FROM workers
 WHERE worker_id = CAST(:worker_id AS text)
   AND heard_at <= now() - CAST(:ttl_ms AS bigint) * INTERVAL '1 millisecond'
+  AND NOT EXISTS (SELECT 1 FROM leases WHERE leases.worker_id = workers.worker_id)
 RETURNING worker_id;
 
 -- name: delete_old_payloads
