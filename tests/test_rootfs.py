@@ -13,9 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.analyze import MeasurementInfo, Measurements
+from pipeline.capture import carry_over
 from pipeline.measurement import MeasuredItem, ResourceType
 from pipeline.rootfs import RootFilesystem, contract_items, filter_measured, list_rootfs
 from readie.errors import RootfsUnreadable
+from readie.flavor import Flavor
+from readie.manifest import Host
 
 EXTENSION = f".cpython-{sys.version_info[0]}{sys.version_info[1]}-x86_64-linux-gnu.so"
 
@@ -703,6 +707,24 @@ class TestFilter:
         assert filtered.warnings == (
             "the root filesystem cannot be listed (/rootfs: it has no bin/python): nothing was filtered",
         )
+
+    def test_plan_filters_against_the_root_filesystem_it_is_given(self, site: Path) -> None:
+        """What was measured is carried over by what that one has; one that has no Python filters nothing, and says so."""
+        install(site, "kept", "2", ["a.py"])
+        head = Host("fork", "1", "3.11.7", 1, "f" * 64, "d" * 64, "c" * 64)
+        info = MeasurementInfo(
+            flavor=Flavor.CPU, host=head, memory_source="RssAnon", rootfs="/measured", repeats=1, roots=2
+        )
+        measured = Measurements(info, [item("a", needs=["gone"]), item("gone", "absent", needs=["b"]), item("b")], {})
+        carried = carry_over(measured, site.parents[2])
+        unfiltered = carry_over(measured, site)
+
+        assert {each.key: set(each.dependencies) for each in carried.items} == {"a": {"b"}, "b": set()}
+        assert carried.distributions == {"kept": "2"}
+        assert [each.key for each in unfiltered.items] == ["a", "b", "gone"]
+        assert unfiltered.warnings == [
+            f"the root filesystem cannot be listed ({site}: it has no bin/python): nothing was filtered"
+        ]
 
     @given(st.integers(0, 2**32))
     def test_contraction_keeps_what_is_reached(self, seed: int) -> None:
