@@ -13,7 +13,8 @@ import numpy as np
 from pipeline.analyze import Measurements
 from pipeline.corpus import ImportSet
 from pipeline.measurement import MeasuredItem
-from pipeline.plan import Limits, Plan, PlannedCheckpoint, make_plan, read_plan, write_plan
+from pipeline.plan import Plan, PlannedCheckpoint, make_plan, read_plan, write_plan
+from pipeline.problem import Limits
 from pipeline.processes import Restored, Sandbox, Saved, describe, run_worker
 from pipeline.progress import Progress, say, stage
 from pipeline.rootfs import RootFilesystem, filter_measured, list_rootfs

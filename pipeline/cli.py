@@ -17,7 +17,8 @@ from pipeline.analyze import Measurements, Precision, read_measurements
 from pipeline.analyze import analyze as run_analysis
 from pipeline.capture import PlanOptions, plan_checkpoints
 from pipeline.corpus import Corpus, ImportSet, collect_corpus, merge_sets, read_corpus, write_corpus
-from pipeline.plan import Limits, find_planner
+from pipeline.plan import find_planner
+from pipeline.problem import Limits
 from pipeline.processes import Sandbox
 from pipeline.progress import say, stage
 from pipeline.recorded import fetch_recorded

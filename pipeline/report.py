@@ -14,7 +14,8 @@ import msgspec
 from pipeline.analyze import Failure, Measurements, read_measurements
 from pipeline.capture import Fit, fit_line
 from pipeline.measurement import MeasuredItem
-from pipeline.plan import Plan, catalogue_of, read_plan
+from pipeline.plan import Plan, read_plan
+from pipeline.problem import catalogue_of
 from readie.closure import compute_closures
 from readie.document import Catalogue
 from readie.errors import BadFile
@@ -43,8 +44,6 @@ class Proof(msgspec.Struct, frozen=True):
     greedy_s: float | None = None
     bound_s: float | None = None
     gap: float | None = None  # cost / bound − 1
-    candidates: int | None = None  # before pruning
-    pruned: int | None = None  # after it
 
 
 class ReportedCheckpoint(msgspec.Struct, frozen=True):
@@ -211,8 +210,12 @@ def _most_first(counts: Mapping[str, int]) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))
 
 
-def _find_proof(plan: Plan) -> Proof:  # noqa: ARG001 - until a planner proves something
-    return Proof()
+def _find_proof(plan: Plan) -> Proof:
+    return Proof(
+        greedy_s=None if plan.greedy_ns is None else plan.greedy_ns / NS_PER_SECOND,
+        bound_s=None if plan.bound_ns is None else plan.bound_ns / NS_PER_SECOND,
+        gap=plan.gap,
+    )
 
 
 def _list_files(out: Path) -> dict[str, int]:
@@ -349,6 +352,17 @@ def write_plan_text(plan: Plan, manifest: Manifest | None = None) -> list[str]:
     without, cost = plan.cost_without_ns / 1e9, plan.cost_ns / 1e9
     less = f", {100 * (1 - cost / without):.1f} % less" if without else ""
     lines.append(f"  all requests together: {without:.2f} s without checkpoints, {cost:.2f} s with them{less}")
+    proof = _find_proof(plan)
+    if plan.candidates_kept is not None:
+        lines.append(f"  {plan.candidates_kept} of {plan.candidates} candidates were left after pruning")
+    if proof.greedy_s is not None:
+        lines.append(
+            f"  the greedy plan: {proof.greedy_s:.4f} s, {100 * (proof.greedy_s / cost - 1) if cost else 0:.2f} % more"
+        )
+    if proof.bound_s is not None and proof.gap is not None:
+        lines.append(
+            f"  no plan over the candidates is below {proof.bound_s:.4f} s: this one is within {100 * proof.gap:.2f} %"
+        )
     if plan.unmatched:
         names = sorted(plan.unmatched, key=lambda name: (-plan.unmatched[name], name))
         lines.append(f"  asked for, and not measured: {_names(names)}")

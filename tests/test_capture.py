@@ -23,7 +23,8 @@ from pipeline.capture import (
     last_alpha,
     plan_checkpoints,
 )
-from pipeline.plan import Limits, Plan
+from pipeline.plan import Plan
+from pipeline.problem import Limits
 from readie.closure import compute_closures
 from readie.document import read_document
 from readie.errors import BadRequest, CaptureFailed

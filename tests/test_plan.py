@@ -2,33 +2,34 @@
 
 from collections.abc import Sequence
 from decimal import Decimal
+from itertools import combinations
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.bound import Proof
 from pipeline.corpus import ImportSet
 from pipeline.measurement import MeasuredItem
 from pipeline.plan import (
     PLANNERS,
-    Limits,
     Plan,
-    find_candidates,
+    Survey,
     find_planner,
-    load_ns,
     make_plan,
-    pose_problem,
     read_plan,
-    size_bytes,
-    size_mb,
+    survey_candidates,
     write_plan,
 )
+from pipeline.problem import Limits, cold_costs, load_ns, pose_problem, size_bytes, size_mb
+from pipeline.search import choose_greedily
 from readie.cost import PricedCheckpoint, PricedItem, cheapest, closure
 from readie.errors import BadFile, BadSetting, UsageError
 from readie.flavor import Flavor
-from readie.units import price_size
+from readie.units import mb_to_bytes, price_size
 
 
 def item(key: str, seconds: float, size: float, *dependencies: str) -> MeasuredItem:
@@ -277,10 +278,129 @@ class TestGreedy:
     def test_candidates_are_closures_and_pairs_asked_for_together(self) -> None:
         """Closures of import sets and of single modules, unions and intersections of pairs, each once."""
         problem = pose_problem(WORLD, [asks("pandas", "torch"), asks("numpy")])
-        found = find_candidates(problem, Decimal("0.001"), Limits())
-        names = {tuple(problem.keys[problem.asked[p]] for p in one) for one in found.canonical}
+        survey = survey_candidates(problem, Decimal("0.001"), Limits())
+        found = survey.choice(range(len(survey.gains.candidates)))
+        names = {tuple(problem.keys[problem.asked[p]] for p in one.canonical) for one in found}
 
         assert names == {("numpy",), ("numpy", "pandas"), ("numpy", "torch"), ("numpy", "pandas", "torch")}
+
+
+def optimal(
+    items: Sequence[MeasuredItem], corpus: Sequence[ImportSet], alpha: float, limits: Limits | None = None
+) -> Plan:
+    return make_plan(items, corpus, planner="optimal", alpha=alpha, limits=limits or Limits(), flavor=Flavor.CPU)
+
+
+def cost_of_best(survey: Survey, limits: Limits, numbers: Sequence[int]) -> int:
+    """What the best plan over the candidates with these numbers costs, by trying all of them, ns."""
+    gains = survey.gains.of(np.arange(len(survey.gains.candidates)))
+    sizes = survey.gains.candidates.sizes
+    most = 0
+    for count in range(1, min(limits.places, len(numbers)) + 1):
+        for chosen in combinations(numbers, count):
+            if sizes[list(chosen)].sum() <= limits.budget_bytes:
+                most = max(most, int(gains[list(chosen)].max(axis=0).sum()))
+    return int(cold_costs(survey.problem) @ survey.problem.weights) - most
+
+
+small_limits = st.builds(
+    Limits,
+    max_checkpoints=st.integers(1, 4),
+    size_budget_mb=st.sampled_from([0, 10.5, 200, 400, 2048]),
+    checkpoint_mb=st.sampled_from([100.25, 700]),
+)
+
+
+class TestOptimal:
+    """`optimal` improves on greedy, and proves how far from the best over its candidates it can be."""
+
+    @settings(max_examples=40)
+    @given(worlds(), alphas, small_limits)
+    def test_its_bound_holds_for_the_best_plan_and_its_plan_is_no_worse_than_greedys(
+        self, world: tuple[list[MeasuredItem], list[ImportSet]], alpha: float, limits: Limits
+    ) -> None:
+        """Bound ≤ best by trying all ≤ plan ≤ greedy."""
+        survey = survey_candidates(pose_problem(*world), Decimal(repr(alpha)), limits)
+        best = cost_of_best(survey, limits, range(len(survey.gains.candidates)))
+        plan = optimal(*world, alpha, limits)
+        assert plan.bound_ns is not None
+        assert plan.greedy_ns == greedy(*world, alpha, limits).cost_ns
+
+        assert plan.bound_ns <= best <= plan.cost_ns <= plan.greedy_ns
+
+    @settings(max_examples=40)
+    @given(worlds(), alphas, small_limits, st.randoms(use_true_random=False))
+    def test_pruning_keeps_a_best_plan(
+        self,
+        world: tuple[list[MeasuredItem], list[ImportSet]],
+        alpha: float,
+        limits: Limits,
+        random: st.DataObject,
+    ) -> None:
+        """Whatever the prices: what is left, with the plan at hand, has a plan as good as the best over all candidates."""
+        survey = survey_candidates(pose_problem(*world), Decimal(repr(alpha)), limits)
+        gains, cold = survey.gains, cold_costs(survey.problem) * survey.problem.weights
+        everything = range(len(gains.candidates))
+        known = choose_greedily(gains, survey.first, limits)
+        saved = int(gains.of(np.array(known, dtype=np.intp)).max(axis=0, initial=0).sum())
+        proof = Proof(gains, survey.first.useful, limits, int(cold.sum()))
+        for _ in range(3):
+            prices = np.array([random.randint(0, int(one)) for one in cold], dtype=np.int64)  # type: ignore[attr-defined]
+            proof.tighten(prices, saved, np.array(known, dtype=np.intp), 5)
+        left = sorted({*proof.alive.tolist(), *known})
+        best = cost_of_best(survey, limits, everything)
+
+        assert int(cold.sum()) - proof.most <= best
+        assert cost_of_best(survey, limits, left) == best
+
+    @settings(max_examples=25)
+    @given(worlds(), alphas, limit_sets)
+    def test_it_keeps_the_limits(
+        self, world: tuple[list[MeasuredItem], list[ImportSet]], alpha: float, limits: Limits
+    ) -> None:
+        """Number, size of each and size of all together stay within what is allowed, and nothing is held in vain."""
+        plan = optimal(*world, alpha, limits)
+        assert plan.candidates_kept is not None
+
+        assert len(plan.checkpoints) <= limits.max_checkpoints
+        assert all(one.size_mb <= limits.checkpoint_mb for one in plan.checkpoints)
+        assert sum(size_bytes_of(one.size_mb) for one in plan.checkpoints) <= limits.budget_bytes
+        assert all(one.requests > 0 for one in plan.checkpoints[1:])
+        assert len(plan.checkpoints) - 1 <= plan.candidates_kept <= plan.candidates
+
+    @settings(max_examples=15)
+    @given(worlds(), alphas, limit_sets, st.randoms(use_true_random=False))
+    def test_the_order_of_its_input_does_not_matter(
+        self, world: tuple[list[MeasuredItem], list[ImportSet]], alpha: float, limits: Limits, random: st.DataObject
+    ) -> None:
+        """The same items and requests in any order give the same bytes."""
+        items, corpus = world
+        first = msgspec.json.encode(optimal(items, corpus, alpha, limits))
+        items, corpus = list(items), list(corpus)
+        random.shuffle(items)  # type: ignore[attr-defined]
+        random.shuffle(corpus)  # type: ignore[attr-defined]
+
+        assert msgspec.json.encode(optimal(items, corpus, alpha, limits)) == first
+
+    def test_it_finds_what_greedy_misses(self) -> None:
+        """Greedy takes the half that both requests share; the two places are better used for one request each."""
+        items = [
+            item("base", 1.0, 10.0),
+            item("left", 1.0, 10.0, "base"),
+            item("right", 1.0, 10.0, "base"),
+            item("far", 1.0, 10.0, "base"),
+        ]
+        corpus = [asks("left", "right", count=2), asks("left", "far", count=2), asks("right", "far", count=2)]
+        limits = Limits(max_checkpoints=3, size_budget_mb=70, checkpoint_mb=40)
+        plan = optimal(items, corpus, 0.001, limits)
+        assert plan.greedy_ns is not None
+        survey = survey_candidates(pose_problem(items, corpus), Decimal("0.001"), limits)
+
+        assert plan.cost_ns == cost_of_best(survey, limits, range(len(survey.gains.candidates)))
+
+
+def size_bytes_of(mb: float) -> int:
+    return mb_to_bytes(Decimal(repr(mb)))
 
 
 class TestFixed:

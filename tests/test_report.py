@@ -1,6 +1,5 @@
 """DESIGN §9: the report of a generation, as text and as a page that works offline."""
 
-import statistics
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -14,7 +13,8 @@ from pipeline.analyze import Failure, MeasurementInfo, Measurements, write_measu
 from pipeline.analyze import Figure as Known
 from pipeline.capture import Carried, write_catalogue
 from pipeline.measurement import MeasuredItem, ResourceType
-from pipeline.plan import Limits, Plan, make_plan, write_plan
+from pipeline.plan import Plan, make_plan, write_plan
+from pipeline.problem import Limits
 from pipeline.report import GenerationReport, read_report, report_generation, write_figure, write_text
 from pipeline.report_page import save_page, write_page
 from readie.errors import BadFile
@@ -90,7 +90,8 @@ def make(out: Path, items: list[MeasuredItem], *, failures: list[Failure], check
     plan = make_plan(
         carried,
         CORPUS if items else [asks("nowhere")],
-        planner="greedy",
+        planner="fixed" if items else "greedy",
+        sets=[["tower"], ["ground.deep"], [NASTY]] if items else [],
         alpha=0.001,
         limits=Limits(max_checkpoints=checkpoints),
         flavor=Flavor.CPU,
@@ -227,6 +228,24 @@ class TestFacts:
         """3 × 0.7 + 2 × 0.25 + 0.1 + 0.2 s without checkpoints."""
         assert report.cost_without_s == pytest.approx(2.9)
         assert report.cost_s < 0.5
+
+    def test_how_far_the_plan_can_be_from_the_best_is_told(self, made: Made) -> None:
+        """Greedy's plan, the bound and the gap, in text and page; a planner that proves nothing says so."""
+        cost = made.plan.cost_ns
+        plan = msgspec.structs.replace(
+            made.plan, candidates=9, candidates_kept=5, greedy_ns=2 * cost, bound_ns=cost * 4 // 5
+        )
+        proven = report_generation(made.out, made.measurements, plan, made.manifest)
+        text, page = write_text(proven), write_page(proven, MADE_AT)
+
+        assert proven.proof.gap == pytest.approx(0.25)
+        assert "5 of 9 candidates were left after pruning" in text
+        assert "100.00 % more" in text
+        assert "this one is within 25.00 %" in text
+        assert "Of 9 candidates, 5 were left after pruning." in page
+        assert "<dd>25.00 %</dd>" in page
+        assert "This planner proves no bound." not in page
+        assert "This planner proves no bound." in write_page(made.report, MADE_AT)
 
     def test_the_fit_is_the_line_through_the_points(self, report: GenerationReport) -> None:
         """Its slope is the measured alpha; drift is against the planned one."""
@@ -406,6 +425,6 @@ class TestPage:
         save_page(tmp_path / "report.html", report, MADE_AT)
         parsed = parse((tmp_path / "report.html").read_text(encoding="utf-8"))
 
-        assert statistics.fsum(one.saved_s for one in report.checkpoints) == 0
+        assert sum(one.saved_s for one in report.checkpoints) == 0
         assert "Everything could be imported." in [element.text for element in parsed.find("p")]
         assert write_text(report)
