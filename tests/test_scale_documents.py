@@ -4,6 +4,7 @@ One copy of the generated document is spoilt in place and mended again, a test a
 a fresh process, whose peak memory is looked at.
 """
 
+import resource
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,7 @@ pytestmark = pytest.mark.scale
 
 PACKAGES = 5000
 MOST_MB = 800
+MOST_ADDRESSES = 16 * 10**9  # bytes: what takes all memory fails the test, not the machine
 MIDDLE, FAR = 2500, 4990  # items
 ITEM = '{"load_time": 0, "size_mb": 0, "resource_type": "package", "distribution": ""'
 
@@ -133,6 +135,7 @@ class Router:
 
 def load_folder(url: str, folder: str) -> tuple[list[str], str]:
     """What a router does at its start: the warnings, and the active generation."""
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_ADDRESSES, MOST_ADDRESSES))
     with closing(open_database(url)) as database:
         warnings = load_catalogue_dir(database, Path(folder))
         with database.reading() as connection:
@@ -357,8 +360,7 @@ class TestProjections:
         ("name", "damage", "reason"),
         [
             ("dependencies", "flip", "dependencies.parquet is not the file that was written"),
-            ("catalogue", "flip", "catalogue.parquet cannot be read"),
-            ("items", "cut", "items.parquet is not the file that was written"),
+            ("catalogue", "cut", "catalogue.parquet cannot be read"),
             ("checkpoint_items", "remove", "checkpoint_items.parquet is missing"),
         ],
     )
@@ -388,6 +390,7 @@ class TestProjections:
         assert warning == "read from JSON, without the projection cpu.parquet: it belongs to another document"
         assert generation == document.catalogue.generation
 
+    @pytest.mark.parametrize("kind", ["duckdb"])
     def test_it_does_not_stand_in_for_a_bad_document(self, document: Document, router: Router, path: Path) -> None:
         """What was active stays so, although the projection is whole."""
         with document.cut(399_000_000):
