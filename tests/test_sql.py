@@ -25,7 +25,7 @@ from app.application import create_app
 from app.catalogue import import_catalogue
 from app.cli import main
 from app.database import Database, migrate
-from app.lease import accept_placement, end_placement
+from app.lease import accept_placements, end_placements
 from app.liveness import report_status
 from app.placement import place_call
 from app.query import check_query, list_views, run_query
@@ -96,8 +96,8 @@ def fill(database: Database) -> None:
             started = Started(how="cold" if options.get("cold") else "restored")
             result = Result(outcome="returned", started=started, phases=Phases(ready=ready))
             with database.transaction() as connection:
-                accept_placement(connection, placement.placement_id, "w")
-                end_placement(connection, placement.placement_id, result)
+                assert accept_placements(connection, [(placement.placement_id, "w")]) == [None]
+                end_placements(connection, [(placement.placement_id, result)])
 
 
 @pytest.fixture
