@@ -7,7 +7,6 @@ import msgspec
 
 from benchmarks import limit, load, scoring
 from benchmarks.bench import Bench, Line, Target, percentile, say
-from benchmarks.fresh import run_fresh
 from benchmarks.load import Load
 from benchmarks.router import running_router
 from readie.units import ns_to_seconds
@@ -23,7 +22,7 @@ def run(bench: Bench) -> Iterator[Line]:
     """Each kind of request for some seconds, on a router of its own for each database."""
     catalogue = bench.catalogue()
     asked = scoring.requests(catalogue, 5)
-    plain = run_fresh(scoring.time_baseline, document=str(catalogue.document), module_sets=asked, expanded=5).value
+    plain = bench.fresh(scoring.time_baseline, document=str(catalogue.document), module_sets=asked, expanded=5).value
     seconds = 10.0 if not bench.quick else 0.5
     connections = bench.repeats(CONNECTIONS, 2)
     fresh = catalogue.module_sets(int(seconds * 1.5 * MOST_EXPLAINS), seed=10)
@@ -41,7 +40,9 @@ def run(bench: Bench) -> Iterator[Line]:
             for name, (generate, arguments, least) in loads.items():
                 say(f"{name} on {kind}")
                 timing = {"seconds": seconds, "warm_up_s": seconds / 5, "connections": connections}
-                ours = run_fresh(generate, port=router.port, process_id=router.process_id, **timing, **arguments).value
+                ours = bench.fresh(
+                    generate, port=router.port, process_id=router.process_id, **timing, **arguments
+                ).value
                 found = msgspec.convert(ours, Load)
                 if found.errors:
                     say(f"{len(found.errors)} errors, such as {found.errors[0]}")

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -24,7 +24,7 @@ from sqlalchemy import make_url
 from app.database import migrate, open_database
 from benchmarks import limit
 from benchmarks.catalogues import GeneratedCatalogue, Size, find_catalogue, make
-from benchmarks.fresh import ROOT, run_fresh
+from benchmarks.fresh import ROOT, Outcome, memory_mb, run_fresh
 from readie.projection import load_catalogue
 from tests.postgres import running_postgresql
 
@@ -95,6 +95,13 @@ class Bench:
     def repeats(self, count: int, quick: int = 1) -> int:
         """How often to do something: `count` times, or `quick` in a trial run."""
         return quick if self.quick else count
+
+    def fresh(self, function: Callable[..., Any], **arguments: Any) -> Outcome:
+        """Calls a function in a process of its own; in a trial run here, for starting processes takes longest there."""
+        if not self.quick:
+            return run_fresh(function, **arguments)
+        value = function(**msgspec.json.decode(msgspec.json.encode(arguments)))
+        return Outcome(value=msgspec.json.decode(msgspec.json.encode(value)), peak_mb=memory_mb("VmHWM"))
 
     def catalogue(self, packages: int | None = None, missing: float = 0.0) -> GeneratedCatalogue:
         """A generated catalogue; it is made, in a process of its own, if it is not there yet."""

@@ -20,16 +20,16 @@ def run(bench: Bench) -> Iterator[Line]:
         repeats = bench.repeats(3 if catalogue.size.megabytes < 60 else 1)
         document = str(catalogue.document)
         parses = [run_fresh(baseline.load_only, document=document) for _ in range(repeats)]
-        plain = run_fresh(scoring.time_baseline, document=document, module_sets=asked, expanded=bench.repeats(10, 3))
+        plain = bench.fresh(scoring.time_baseline, document=document, module_sets=asked, expanded=bench.repeats(10, 3))
         bits = scoring.time_limit(bench.limit(catalogue), asked)
         for kind in bench.kinds:
             say(f"{catalogue.size.megabytes} MB on {kind}")
             imports = []
             for number in range(repeats):
                 with bench.database(kind) as url:
-                    imports.append(run_fresh(import_into, url=url, document=str(catalogue.document_alone)))
+                    imports.append(bench.fresh(import_into, url=url, document=str(catalogue.document_alone)))
                     if number == 0:
-                        scored = run_fresh(scoring.time_ours, url=url, module_sets=asked, singles=len(asked)).value[
+                        scored = bench.fresh(scoring.time_ours, url=url, module_sets=asked, singles=len(asked)).value[
                             "single"
                         ]
             yield bench.line(

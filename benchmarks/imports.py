@@ -32,7 +32,7 @@ def run(bench: Bench) -> Iterator[Line]:
         for kind in bench.kinds:
             for path, outcomes in ((catalogue.document_alone, json), (catalogue.document, parquet)):
                 with bench.database(kind) as url:
-                    outcomes[kind].append(run_fresh(import_into, url=url, document=str(path)))
+                    outcomes[kind].append(bench.fresh(import_into, url=url, document=str(path)))
     parse_s = statistics.median(each.value for each in parses)
     for name, outcomes, bound in (("import-json", json, 1.5), ("import-parquet", parquet, 0.25)):
         for kind, ours in outcomes.items():

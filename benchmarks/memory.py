@@ -24,10 +24,10 @@ def run(bench: Bench) -> Iterator[Line]:
     log = bench.folder / "router.log"
     for kind in bench.kinds:
         with bench.database(kind) as url:
-            run_fresh(import_into, url=url, document=str(catalogue.document))
+            bench.fresh(import_into, url=url, document=str(catalogue.document))
             with running_router(url, log, catalogue.document.parent) as router:
                 started_mb = router.resident_mb()
-                run_fresh(
+                bench.fresh(
                     load.explain_and_place,
                     port=router.port,
                     module_sets=catalogue.module_sets(count, seed=20),

@@ -18,6 +18,7 @@ if __name__ == "__main__":  # this folder's files are named for what they measur
     sys.path[0] = str(ROOT)
 
 import msgspec  # noqa: E402
+import structlog  # noqa: E402
 
 from benchmarks import api, growth, imports, memory, scoring, start, tables  # noqa: E402
 from benchmarks.bench import KINDS, Bench, Kind, Line, opened_bench, say  # noqa: E402
@@ -50,6 +51,7 @@ def main() -> int:
         page = tables.fill(PAGE.read_text(encoding="utf-8"), read_lines(options.out or RESULTS))
         PAGE.write_text(page, encoding="utf-8")
         return 0
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # standard output is for results
     kinds: tuple[Kind, ...] = KINDS if options.database == "both" else (options.database,)
     missed = False
     with opened_bench(options.packages, kinds, quick=options.quick) as bench:

@@ -19,7 +19,6 @@ from benchmarks import baseline, limit
 from benchmarks.baseline import Answer
 from benchmarks.bench import Bench, Kind, Line, Target, percentile, say
 from benchmarks.catalogues import GeneratedCatalogue
-from benchmarks.fresh import run_fresh
 from benchmarks.imports import import_into
 from readie.flavor import Flavor
 
@@ -49,14 +48,14 @@ def run(bench: Bench) -> Iterator[Line]:
         singles, batches = bench.repeats(128, 8), bench.repeats(3)
         asked = requests(catalogue, singles + batches * BATCH)
         document = str(catalogue.document)
-        plain = run_fresh(time_baseline, document=document, module_sets=asked, expanded=bench.repeats(20, 3)).value
+        plain = bench.fresh(time_baseline, document=document, module_sets=asked, expanded=bench.repeats(20, 3)).value
         bits = time_limit(bench.limit(catalogue), asked)
         _compare("the limit", bits["answers"], plain["answers"])
         for kind in bench.kinds:
             say(f"scoring{suffix} on {kind}")
             with bench.database(kind) as url:
-                run_fresh(import_into, url=url, document=document)
-                ours = run_fresh(time_ours, url=url, module_sets=asked, singles=singles)
+                bench.fresh(import_into, url=url, document=document)
+                ours = bench.fresh(time_ours, url=url, module_sets=asked, singles=singles)
             for way, target in _targets(kind, closed=not missing).items():
                 seconds, answers = ours.value[way]["seconds"], ours.value[way]["answers"]
                 first = singles if way == "batch" else 0

@@ -22,7 +22,7 @@ def run(bench: Bench) -> Iterator[Line]:
         seconds: dict[Path, list[float]] = {catalogue.document.parent: [], nothing: []}
         with bench.database(kind) as holding, bench.database(kind) as empty:
             urls = dict(zip(seconds, (holding, empty), strict=True))
-            run_fresh(import_into, url=holding, document=str(catalogue.document))
+            bench.fresh(import_into, url=holding, document=str(catalogue.document))
             for _ in range(bench.repeats(7)):
                 for folder, url in urls.items():
                     with running_router(url, log, folder) as router:
