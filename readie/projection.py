@@ -6,6 +6,7 @@ like the router's tables. Ids are dense integers, in the document's order.
 
 import hashlib
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ _TABLES = {
     ),
     "checkpoint_items": _schema(ordinal=pa.int32(), item_id=pa.int32(), canonical=pa.bool_()),
 }
+_ANOTHER_DOCUMENT = "it belongs to another document"
 _CATALOGUE = _schema(
     version=pa.int32(),
     flavor=pa.string(),
@@ -139,8 +141,8 @@ def _write_table(folder: Path, name: str, columns: dict[str, Any], schema: pa.Sc
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read_projection(folder: Path, sha256: str) -> Catalogue:
-    """The catalogue of the document with this SHA-256, from its projection.
+def read_projection(folder: Path, sha256: str | None) -> Catalogue:
+    """The catalogue of the document with this SHA-256 (None: of whichever it is), from its projection.
 
     Raises `BadProjection`: it is not there, not whole, of another document, or says what no document can.
     """
@@ -149,7 +151,7 @@ def read_projection(folder: Path, sha256: str) -> Catalogue:
     catalogue = _read_table(folder, "catalogue", _CATALOGUE, None)
     _hold(len(catalogue["sha256"]) == 1, "catalogue.parquet has not one row")
     row = {name: column[0] for name, column in catalogue.items()}
-    _hold(row["sha256"] == sha256, "it belongs to another document")
+    _hold(sha256 in (None, row["sha256"]), _ANOTHER_DOCUMENT)
     _hold(row["version"] == VERSION, f"it is of version {row['version']}")
     _hold(row["flavor"] in list(Flavor) and 0 < row["alpha"] < np.inf, "catalogue.parquet is not valid")
     tables = {name: _read_table(folder, name, schema, row[f"{name}_sha256"]) for name, schema in _TABLES.items()}
@@ -161,13 +163,20 @@ def load_catalogue(json_path: Path) -> Catalogue:
     with the reason as the first of its `warnings`. Raises `BadDocument`, also for a file that changes meanwhile.
     """
     folder = projection_path(json_path)
-    sha256 = hash_document(json_path)
-    try:
-        return read_projection(folder, sha256)
-    except BadProjection as error:
-        catalogue = _read_unchanged(json_path, sha256)
-        warning = f"{json_path}: read from JSON, without the projection {folder.name}: {error.detail}"
-        return replace(catalogue, warnings=(warning, *catalogue.warnings))
+    with ThreadPoolExecutor(1) as pool:  # the one takes about as long as the other
+        hashing = pool.submit(hash_document, json_path)
+        try:
+            catalogue = read_projection(folder, None)
+            reason = _ANOTHER_DOCUMENT
+        except BadProjection as error:
+            catalogue, reason = None, error.detail
+        sha256 = hashing.result()
+    if catalogue is not None and catalogue.sha256 == sha256:
+        return catalogue
+    del catalogue  # before another one takes memory
+    document = _read_unchanged(json_path, sha256)
+    warning = f"{json_path}: read from JSON, without the projection {folder.name}: {reason}"
+    return replace(document, warnings=(warning, *document.warnings))
 
 
 def _read_unchanged(path: Path, sha256: str) -> Catalogue:
