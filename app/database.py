@@ -101,6 +101,8 @@ class Database:
         """A connection to read with: every statement sees the same state. Raises `DatabaseUnavailable`."""
         with self._problems(), self._reader.connect() as connection:
             yield connection
+            # Not rolled back, as it would be otherwise: psycopg forgets all statements that it has prepared then.
+            connection.commit()
 
     def close(self) -> None:
         """Closes the idle connections; another process can then open a DuckDB file."""

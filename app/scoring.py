@@ -20,7 +20,7 @@ from readie.errors import UnknownCatalogue, UnknownCheckpoint
 from readie.flavor import Flavor
 from readie.requirements import parse_requirement, split_requirements
 from readie.units import ns_to_seconds
-from readie.wire import ExplainRequest, Explanation, KeptPackage, Match, MissingItem, Option
+from readie.wire import ExplainRequest, Explanation, KeptPackage, Match, MissingItem, Option, SkippedPackage
 
 #: No item lies in more packages than this, and a name of 1,024 characters must not become 512 prefixes of them.
 MAX_PREFIXES = 64
@@ -224,10 +224,8 @@ def explain(
         key = (catalogue.sha256, tuple(request.modules), request.memory, request.items_of)
         if (remembered := answers.find(key)) is not None:
             return remembered
-    names = {parse_requirement(package).name for package in request.packages}
-    distributions = read_distributions(connection, catalogue.catalogue_id, names) if catalogue else {}
     flavor = Flavor(catalogue.flavor) if catalogue else request.flavor
-    skipped, kept = split_requirements(request.packages, distributions, _markers(connection, flavor), packages_policy)
+    skipped, kept = _split_packages(connection, request.packages, catalogue, flavor, packages_policy)
     if catalogue is None:
         return Explanation(
             flavor=flavor,
@@ -247,8 +245,9 @@ def explain(
         kept_distributions=conflicting_distributions(kept),
     )
     [found], spoiled = price_calls(connection, [score]), _find_spoiled(connection, [score]).get(0, {})
-    excluded = {option.ordinal: _why_excluded(option, score, spoiled) for option in found.options()}
-    options = sorted(found.options(), key=lambda option: excluded[option.ordinal] is not None)  # stable
+    options = list(found.options())
+    excluded = {option.ordinal: _why_excluded(option, score, spoiled) for option in options}
+    options.sort(key=lambda option: excluded[option.ordinal] is not None)  # stable
     itemised = {options[0].ordinal} | _ordinals_of(options, request.items_of)
     missing = _missing_items(connection, score.catalogue_id, found.closure_ids, itemised)
     explanation = Explanation(
@@ -310,16 +309,30 @@ class Answers(Generic[Answer]):
                 self.size_bytes -= dropped_bytes
 
 
-#: Of this process. 16 MB are three thousand priced module sets of 100 options, or five hundred explanations of them.
-prices: Answers[Prices] = Answers(16 * 10**6)
-checkpoints: Answers[Sequence[Row[Any]]] = Answers(16 * 10**6)  # of catalogues
-answers: Answers[Explanation] = Answers(16 * 10**6)
+#: Of this process. 8 MB are 1,500 priced module sets of 100 options, or 300 explanations of them.
+prices: Answers[Prices] = Answers(8 * 10**6)
+checkpoints: Answers[Sequence[Row[Any]]] = Answers(8 * 10**6)  # of catalogues
+answers: Answers[Explanation] = Answers(8 * 10**6)
 
 
 def conflicting_distributions(kept: Iterable[KeptPackage]) -> list[str]:
     """Canonical names of what is installed although the root filesystem has it: checkpoints that hold it are out."""
     found = {canonicalize_name(parse_requirement(each.requirement).name) for each in kept if each.installed is not None}
     return sorted(found)
+
+
+def _split_packages(
+    connection: Connection,
+    packages: Sequence[str],
+    catalogue: Row[Any] | None,
+    flavor: Flavor,
+    policy: Literal["version", "names"],
+) -> tuple[list[SkippedPackage], list[KeptPackage]]:
+    if not packages:
+        return [], []
+    names = {parse_requirement(package).name for package in packages}
+    distributions = read_distributions(connection, catalogue.catalogue_id, names) if catalogue else {}
+    return split_requirements(packages, distributions, _markers(connection, flavor), policy)
 
 
 def _markers(connection: Connection, flavor: Flavor) -> dict[str, str]:

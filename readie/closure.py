@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import connected_components
 
 from readie.cost import parents
 from readie.document import Catalogue, Ids
@@ -43,6 +41,10 @@ def compute_closures(catalogue: Catalogue) -> Closures:
     Memory is components² / 8 bytes for the result and about 4 bytes an edge on the way. Raises `BadDocument` where
     that would be too much.
     """
+    # Here, because it takes 25 MB of memory, which a router that only serves has no use for.
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import connected_components
+
     count = len(catalogue.keys)
     if not count:  # on which SciPy's search never ends
         return Closures(np.zeros(0, np.int32), np.zeros((0, 0), np.uint8))
