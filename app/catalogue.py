@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import ijson
 import numpy as np
 import structlog
 from numpy.typing import NDArray
@@ -28,9 +27,9 @@ from app.tables import (
 )
 from readie.closure import Closures, compute_closures
 from readie.cost import COLD
-from readie.document import Catalogue, Ids, hash_document, read_document
-from readie.errors import BadDocument, BadFlavor, UnknownCatalogue
-from readie.flavor import Flavor, parse_flavor
+from readie.document import Catalogue, Ids, hash_document, peek_flavor, read_document
+from readie.errors import BadDocument, UnknownCatalogue
+from readie.flavor import Flavor
 from readie.projection import changed_while_read, load_catalogue
 
 log = structlog.get_logger()
@@ -345,19 +344,7 @@ def _look_at(connection: Connection, path: Path) -> _File:
     known = find_catalogue(connection, sha256)
     if known is not None:
         return _File(path, sha256, Flavor(known.flavor), imported=True)
-    return _File(path, sha256, _peek_flavor(path), imported=False)
-
-
-def _peek_flavor(path: Path) -> Flavor | None:
-    """What the document gives as its flavor, as far as it can be read."""
-    try:
-        with path.open("rb") as stream:
-            for prefix, _, value in ijson.parse(stream):
-                if prefix == "flavor":
-                    return parse_flavor(value)
-    except (ijson.JSONError, OSError, SystemError, ArithmeticError, ValueError, BadFlavor):
-        pass  # the reader says what is wrong with it
-    return None
+    return _File(path, sha256, peek_flavor(path), imported=False)
 
 
 def _may_be(path: Path) -> set[Flavor]:
