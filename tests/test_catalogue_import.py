@@ -791,7 +791,12 @@ class TestCatalogueDir:
             return piece
 
         with monkeypatch.context() as patched:
-            patched.setattr(_Source, "read", read_and_overwrite)
+
+            def overwrite_from_now_on(path: Path) -> Catalogue:
+                patched.setattr(_Source, "read", read_and_overwrite)
+                return load_catalogue(path)
+
+            patched.setattr("app.catalogue.load_catalogue", overwrite_from_now_on)
             [warning] = load(database, folder)
 
         assert f"{path}: it changed while it was read" in warning

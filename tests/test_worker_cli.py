@@ -119,6 +119,7 @@ def test_save_and_restore_a_checkpoint(rootfs: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "checkpoints" / GENERATION / "checkpoint_1" / "checkpoint.json").read_text()) == {
         **json.loads(spec.read_text()),
         "ballast_mb": 0.0,
+        "resources": "",
     }
     assert len(restored["seconds"]) == 5
     assert 0 < min(restored["seconds"]) < min(cold["seconds"])
