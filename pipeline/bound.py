@@ -15,13 +15,14 @@ from scipy.sparse import csr_array, hstack, vstack
 
 from pipeline.candidates import Gains, Numbers
 from pipeline.problem import Integers, Limits
-from pipeline.search import First, Pool, drop_idle, exchange, fill, improve_by_swaps, order_by_gain
+from pipeline.search import First, Pool, drop_idle, exchange, fill, improve_by_swaps, order_by_gain, search_around
 
 MAX_ROUNDS = 30  # linear programs
 MAX_GROUPS = 1500  # of requests that a program tells apart
 MAX_IDLE = 3  # rounds that a cut is kept without being tight
 POOL_AT_FIRST = 800
 POOL_GROWS = 250  # in each round that looks at all candidates
+NEAREST = 500  # candidates that searches from elsewhere are among
 LOOK_AFTER = 6  # rounds without having looked at all candidates
 HASTE = 0.05  # share of the gap: a program is near enough for a look at all candidates
 CLOSE = 1e-4  # share of the cost: nearer than this, a bound or a program is as good as solved
@@ -40,16 +41,18 @@ class Bounded:
     kept: int  # candidates left after pruning: those that a plan better than this one could hold, and its own
 
 
-def improve_and_bound(gains: Gains, first: First, greedy: Sequence[int], limits: Limits, cold: Integers) -> Bounded:
-    """Improves the greedy plan by swaps and by what the linear program finds, and bounds the best plan.
+def improve_and_bound(
+    gains: Gains, first: First, start: Sequence[int], limits: Limits, cold: Integers, *, rounds: int = MAX_ROUNDS
+) -> Bounded:
+    """Improves the plan `start` by swaps and by what the linear program finds, and bounds the best plan.
 
-    `cold`: what each request costs without checkpoints, weighted ns. Stops by rounds, never by the clock.
+    `cold`: what each request costs without checkpoints, weighted ns. Stops after `rounds` programs, never by the clock.
     """
-    if not greedy:  # no candidate that fits gains anything, so no plan saves anything
+    if not start:  # no candidate that fits gains anything, so no plan saves anything
         return Bounded([], 0, 0, 0)
     sizes = gains.candidates.sizes
     proof = Proof(gains, first.useful[sizes[first.useful] <= limits.budget_bytes], limits, int(cold.sum()))
-    plan = list(greedy)
+    plan = list(start)
     levels = _levels(gains.of(np.array(plan)))
     saved = int(levels[0].sum())
     # What is worth most beside the plan, and in the place of one that it holds.
@@ -63,15 +66,21 @@ def improve_and_bound(gains: Gains, first: First, greedy: Sequence[int], limits:
     program.cut(*_levels(pool.rows[best]))
     starts = {frozenset(plan)}
     looked = 0
-    for number in range(MAX_ROUNDS):
+    likely: dict[int, float] = {}
+    prices = levels[0]
+    for number in range(rounds):
         solved = program.solve()
         if solved is None:
             break
-        # What the program would hold in part, the most first, is a plan to start from.
-        start = fill(pool, np.argsort(-solved.parts, kind="stable")[: np.count_nonzero(solved.parts > 1e-6)], limits)
-        if (key := frozenset(pool.numbers[start].tolist())) not in starts:
+        likely = dict(zip(pool.numbers.tolist(), solved.parts.tolist(), strict=True))
+        prices = solved.prices
+        # What the program would hold in part, the most first, is a plan to search from.
+        first_held = fill(
+            pool, np.argsort(-solved.parts, kind="stable")[: np.count_nonzero(solved.parts > 1e-6)], limits
+        )
+        if (key := frozenset(pool.numbers[first_held].tolist())) not in starts:
             starts.add(key)
-            better = exchange(pool, start, limits)
+            better = exchange(pool, first_held, limits)
             if pool.saved(better) > saved:
                 better = improve_by_swaps(pool, better, limits)
                 saved = pool.saved(better)
@@ -79,12 +88,21 @@ def improve_and_bound(gains: Gains, first: First, greedy: Sequence[int], limits:
         cost = int(cold.sum()) - saved
         short = program.refine(solved)
         near_enough = max(CLOSE * cost, HASTE * (proof.most - saved))
-        if short <= near_enough or number - looked >= LOOK_AFTER or number == MAX_ROUNDS - 1:
+        if short <= near_enough or number - looked >= LOOK_AFTER or number == rounds - 1:
             looked = number
             new = proof.tighten(solved.prices, saved, pool.numbers, POOL_GROWS)
             if proof.most - saved <= CLOSE * cost or (not len(new) and short <= CLOSE * cost):
                 break
             pool.replace([*pool.numbers[np.isin(pool.numbers, proof.alive)], *plan, *new])
+    if proof.most - saved > CLOSE * (int(cold.sum()) - saved):
+        nearest = proof.alive[np.argsort(-proof.ahead, kind="stable")[:NEAREST]]
+        pool.replace([*nearest, *(one for one, part in likely.items() if part > 0), *plan])
+        parts = np.array([likely.get(one, 0.0) for one in pool.numbers.tolist()])
+        best = search_around(pool, pool.places_of(plan), parts, limits)
+        if pool.saved(best) > saved:
+            saved = pool.saved(best)
+            plan = pool.numbers[best].tolist()
+            proof.tighten(prices, saved, pool.numbers, 0)
     order = order_by_gain(pool, drop_idle(pool, pool.places_of(plan)))
     chosen = pool.numbers[order].tolist()
     return Bounded(chosen, saved, proof.most, len({*proof.alive.tolist(), *chosen}))
@@ -106,6 +124,7 @@ class Proof:
         self._gains = gains
         self._limits = limits
         self.alive = useful
+        self.ahead: Floats = np.zeros(len(useful))  # (alive,) the net worth of each
         self.most = most
 
     def tighten(self, prices: Integers, saved: int, known: Numbers, most: int) -> Numbers:
@@ -140,7 +159,7 @@ class Proof:
         new = np.flatnonzero(alive & ~here & (ahead > 0))
         new = new[np.argsort(-ahead[new], kind="stable")[:most]]
         attractive = self.alive[new] if len(new) and ahead[new[0]] > max(0.0, least) else self.alive[:0]
-        self.alive = self.alive[alive]
+        self.alive, self.ahead = self.alive[alive], ahead[alive]
         return attractive
 
 

@@ -26,6 +26,7 @@ from pipeline.problem import (
 MAX_TOGETHER = 64  # items of one import set whose pairs count: those that load longest
 MAX_PARTNERS = 32  # requests that one is paired with: those with most in common
 MAX_PAIRED = 40_000  # pairs of requests, and candidates from pairs of any kind. Closures are never left out
+MAX_KEPT = 150_000_000  # gains, eight bytes each
 _ROWS = 256  # computed at once
 
 Numbers = NDArray[np.intp]
@@ -175,22 +176,30 @@ def _pair_requests(problem: Problem, savings: Savings) -> Pairs:
     return left, right, problem.weights[left] + problem.weights[right]
 
 
-@dataclass(frozen=True, eq=False)
 class Gains:
     """What each candidate lowers the cost of each request by, against a cold start, times how often it is needed.
 
-    Never below 0, for the cold start stays an option. Rows are computed when they are asked for: all of them would
-    not fit into memory.
+    Never below 0, for the cold start stays an option. All rows are kept where `MAX_KEPT` allows it, and computed again
+    each time where it does not.
     """
 
-    candidates: Candidates
-    savings: Savings
-    weights: Integers
-    blocks: int
+    def __init__(self, problem: Problem, candidates: Candidates, savings: Savings) -> None:
+        self.candidates = candidates
+        self.blocks = len(problem.block_ns)
+        self.weights = problem.weights
+        self._savings = savings
+        self._kept: Integers | None = None
+        if len(candidates) * len(problem.weights) <= MAX_KEPT:
+            kept = np.empty((len(candidates), len(problem.weights)), dtype=np.int64)
+            for part, rows in self.sweep(np.arange(len(candidates))):
+                kept[part] = rows
+            self._kept = kept
 
     def of(self, numbers: Numbers) -> Integers:
         """The rows of these candidates, ns: (numbers, requests)."""
-        gains = self.savings.of(unpack(self.candidates.held[numbers], self.blocks))
+        if self._kept is not None:
+            return self._kept[numbers]
+        gains = self._savings.of(unpack(self.candidates.held[numbers], self.blocks))
         gains -= self.candidates.size_ns[numbers, None]
         np.maximum(gains, 0, out=gains)
         gains *= self.weights

@@ -210,7 +210,7 @@ def calibrate(captures: Captures, flavor: Flavor) -> tuple[float, list[str]]:
 class PlanOptions:
     """What a user asks of a plan. `alpha` None: the last manifest's, else a calibration."""
 
-    planner: str = "greedy"
+    planner: str = "optimal"
     limits: Limits = Limits()  # noqa: RUF009 - frozen
     alpha: float | None = None
     sets: tuple[tuple[str, ...], ...] = ()
@@ -269,6 +269,16 @@ def hash_inputs(measurements: Measurements, corpus: Iterable[ImportSet], carried
     return hashlib.sha256(msgspec.json.encode(content)).hexdigest()
 
 
+def alpha_to_plan_with(sandbox: Sandbox, out: Path, flavor: Flavor, given: float | None) -> tuple[float, list[str]]:
+    """Seconds per MB, and warnings: as given, else of the last manifest in the folder, else of a calibration."""
+    alpha = given if given is not None else last_alpha(out, flavor, sandbox.runtime)
+    if alpha is not None:
+        return alpha, []
+    host = describe(sandbox).host
+    captures = Captures(out / "captures.journal.jsonl", sandbox, host, out / "checkpoints")
+    return calibrate(captures, flavor)
+
+
 def plan_checkpoints(
     sandbox: Sandbox,
     measurements: Measurements,
@@ -291,14 +301,8 @@ def plan_checkpoints(
             if plan.inputs == inputs:
                 return plan, carried
     flavor = measurements.info.flavor
-    alpha, warnings = options.alpha, list(carried.warnings)
-    if alpha is None:
-        alpha = last_alpha(out, flavor, sandbox.runtime)
-        if alpha is None:
-            host = describe(sandbox).host
-            captures = Captures(out / "captures.journal.jsonl", sandbox, host, out / "checkpoints")
-            alpha, more = calibrate(captures, flavor)
-            warnings += more
+    alpha, more = alpha_to_plan_with(sandbox, out, flavor, options.alpha)
+    warnings = [*carried.warnings, *more]
     with stage(f"Planning with {options.planner}, alpha {alpha:g} s/MB"):
         plan = make_plan(
             carried.items,

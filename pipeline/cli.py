@@ -15,7 +15,7 @@ import typer
 from pipeline import capture as capturing
 from pipeline.analyze import Measurements, Precision, read_measurements
 from pipeline.analyze import analyze as run_analysis
-from pipeline.capture import PlanOptions, plan_checkpoints
+from pipeline.capture import PlanOptions, alpha_to_plan_with, carry_over, plan_checkpoints
 from pipeline.corpus import Corpus, ImportSet, collect_corpus, merge_sets, read_corpus, write_corpus
 from pipeline.plan import find_planner
 from pipeline.problem import Limits
@@ -25,6 +25,7 @@ from pipeline.recorded import fetch_recorded
 from pipeline.report import GenerationReport, read_report, report_generation, write_plan_text, write_text
 from pipeline.verify import verify as run_verification
 from pipeline.verify import write_verification
+from pipeline.what_if import HeldOut, WhatIf, explore_limits, hold_out, plot_what_if, write_held_out, write_what_if
 from readie.command_line import run_command_line
 from readie.errors import BadFile, BadSetting, RuntimeUnavailable, Unavailable, UsageError
 from readie.flavor import Flavor, check_gpu, parse_flavor
@@ -88,7 +89,9 @@ MinutesOption = Annotated[
         help="Stop measuring after this time; what is needed most and known least comes first.",
     ),
 ]
-PlannerOption = Annotated[str, typer.Option("--planner", envvar="PIPELINE_PLANNER", help="greedy, or fixed (--sets).")]
+PlannerOption = Annotated[
+    str, typer.Option("--planner", envvar="PIPELINE_PLANNER", help="optimal, greedy, or fixed (--sets).")
+]
 SetsOption = Annotated[
     Path | None, typer.Option("--sets", help="The sets of the fixed planner, one a line, written like corpus.jsonl.")
 ]
@@ -371,21 +374,36 @@ def plan(
     rootfs: MeasuredRootfsOption = None,
     runtime: RuntimeOption = "fork",
     corpus: CorpusOption = None,
-    planner: PlannerOption = "greedy",
+    planner: PlannerOption = "optimal",
     sets: SetsOption = None,
     alpha: AlphaOption = None,
     max_checkpoints: MaxCheckpointsOption = LIMITS.max_checkpoints,
     size_budget_mb: SizeBudgetOption = LIMITS.size_budget_mb,
     checkpoint_mb: CheckpointMbOption = LIMITS.checkpoint_mb,
+    what_if: Annotated[
+        bool, typer.Option("--what-if", help="Show what other limits would cost instead, and plot it: what-if.svg.")
+    ] = False,
+    holdout: Annotated[
+        float | None,
+        typer.Option(
+            "--holdout",
+            min=0.01,
+            max=0.99,
+            help="Plan without this share of the import sets instead, by every planner, and show what they then cost.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random choice for --holdout.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Choose the checkpoints that make all requests of the corpus cheapest together.
 
     Example: readie-pipeline plan --out generation --checkpoint-mb 150
     """
+    if what_if and holdout is not None:
+        raise UsageError("--what-if and --holdout are two questions", "Ask one at a time.")
     kind = check_flavor(flavor)
     options = choose_options(
-        planner=planner,
+        planner="fixed" if holdout is not None and sets else planner,
         sets=sets,
         alpha=alpha,
         max_checkpoints=max_checkpoints,
@@ -395,6 +413,15 @@ def plan(
     with work_folder(out):
         measurements = find_measurements(out, kind)
         sandbox = choose_sandbox(rootfs or Path(measurements.info.rootfs), runtime, must_run=False)
+        if what_if or holdout is not None:
+            answer, lines = ask_planners(
+                sandbox, measurements, find_corpus(out, corpus), out, options, holdout=holdout, seed=seed
+            )
+            if as_json:
+                print_json(answer)
+            else:
+                print_lines(lines)
+            return
         chosen, _ = plan_checkpoints(sandbox, measurements, find_corpus(out, corpus), out, options, again=True)
     if as_json:
         print_json(chosen)
@@ -402,6 +429,31 @@ def plan(
     print_lines(write_plan_text(chosen))
     for warning in chosen.warnings:
         say(f"warning: {warning}")
+
+
+def ask_planners(
+    sandbox: Sandbox,
+    measurements: Measurements,
+    corpus: Sequence[ImportSet],
+    out: Path,
+    options: PlanOptions,
+    *,
+    holdout: float | None,
+    seed: int,
+) -> tuple[WhatIf | HeldOut, list[str]]:
+    """The answer to `--what-if` or `--holdout`, and its text. No plan is written."""
+    carried = carry_over(measurements, sandbox.rootfs)
+    alpha, warnings = alpha_to_plan_with(sandbox, out, measurements.info.flavor, options.alpha)
+    for warning in (*carried.warnings, *warnings):
+        say(f"warning: {warning}")
+    if holdout is not None:
+        held_out = hold_out(
+            carried.items, corpus, share=holdout, seed=seed, alpha=alpha, limits=options.limits, sets=options.sets
+        )
+        return held_out, write_held_out(held_out)
+    found = explore_limits(carried.items, corpus, alpha=alpha, limits=options.limits)
+    plot_what_if(found, out / "what-if.svg")
+    return found, [*write_what_if(found), f"Plotted in {out / 'what-if.svg'}"]
 
 
 @app.command()
@@ -412,7 +464,7 @@ def capture(
     rootfs: MeasuredRootfsOption = None,
     runtime: RuntimeOption = "fork",
     corpus: CorpusOption = None,
-    planner: PlannerOption = "greedy",
+    planner: PlannerOption = "optimal",
     sets: SetsOption = None,
     alpha: AlphaOption = None,
     max_checkpoints: MaxCheckpointsOption = LIMITS.max_checkpoints,
@@ -492,7 +544,7 @@ def generation(
     minutes: MinutesOption = None,
     timeout: TimeoutOption = 60.0,
     memory: MemoryOption = "4Gi",
-    planner: PlannerOption = "greedy",
+    planner: PlannerOption = "optimal",
     sets: SetsOption = None,
     alpha: AlphaOption = None,
     max_checkpoints: MaxCheckpointsOption = LIMITS.max_checkpoints,

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from pipeline.bound import improve_and_bound
+from pipeline.bound import MAX_ROUNDS, improve_and_bound
 from pipeline.candidates import Gains, Savings, find_candidates, unpack
 from pipeline.corpus import ImportSet
 from pipeline.measurement import MeasuredItem
@@ -51,7 +51,9 @@ class Choice:
     kept: int | None = None  # of these, after pruning
     left_out: int = 0  # that pairs would give beyond the number that is looked at
     greedy_ns: int | None = None
+    cost_ns: int | None = None
     bound_ns: int | None = None  # no plan over the candidates costs less
+    numbers: tuple[int, ...] = ()  # of the chosen ones among the candidates
 
 
 class PlannedCheckpoint(msgspec.Struct, frozen=True):
@@ -120,7 +122,7 @@ class Survey:
 def survey_candidates(problem: Problem, alpha: Decimal, limits: Limits) -> Survey:
     savings = Savings(problem)
     candidates = find_candidates(problem, savings, alpha, limits)
-    gains = Gains(candidates, savings, problem.weights, len(problem.block_ns))
+    gains = Gains(problem, candidates, savings)
     return Survey(problem, gains, gain_alone(gains))
 
 
@@ -139,20 +141,30 @@ def plan_optimal(problem: Problem, alpha: Decimal, limits: Limits, sets: Sequenc
     return optimize(survey_candidates(problem, alpha, limits), limits)
 
 
-def optimize(survey: Survey, limits: Limits) -> Choice:
+def optimize(survey: Survey, limits: Limits, *, start: Sequence[int] = (), rounds: int = MAX_ROUNDS) -> Choice:
+    """As `plan_optimal`, with at most `rounds` linear programs, and from the candidates `start` where these, within
+    the limits, save more than greedy's.
+    """
     gains = survey.gains
-    greedy = choose_greedily(gains, survey.first, limits)
     cold = cold_costs(survey.problem) * survey.problem.weights
-    found = improve_and_bound(gains, survey.first, greedy, limits, cold)
-    saved = int(gains.of(np.array(greedy, dtype=np.intp)).max(axis=0, initial=0).sum())
     without = int(cold.sum())
+
+    def saved(numbers: Sequence[int]) -> int:
+        return int(gains.of(np.array(numbers, dtype=np.intp)).max(axis=0, initial=0).sum())
+
+    greedy = choose_greedily(gains, survey.first, limits)
+    within = len(start) <= limits.places and int(gains.candidates.sizes[list(start)].sum()) <= limits.budget_bytes
+    best = list(start) if within and saved(start) > saved(greedy) else greedy
+    found = improve_and_bound(gains, survey.first, best, limits, cold, rounds=rounds)
     return Choice(
         chosen=survey.choice(found.chosen),
         candidates=gains.candidates.found,
         kept=found.kept,
         left_out=gains.candidates.left_out,
-        greedy_ns=without - saved,
+        greedy_ns=without - saved(greedy),
+        cost_ns=without - found.saved,
         bound_ns=without - found.most,
+        numbers=tuple(found.chosen),
     )
 
 

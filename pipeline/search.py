@@ -5,12 +5,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.candidates import Gains, Numbers
 from pipeline.problem import Integers, Limits
 
 _BATCH = 64  # stale gains renewed at once
 MAX_SWAPS = 200  # of one search; each lowers the cost
+MAX_KICKS = 400  # searches from elsewhere
+KICK_WORK = 500_000_000  # gains that these searches begin with, together
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,6 +155,29 @@ def exchange(pool: Pool, chosen: Sequence[int], limits: Limits, never: int = -1)
         saved = int(sums[new])
         chosen = [*chosen, new] if place < 0 else [*chosen[:place], new, *chosen[place + 1 :]]
     return chosen
+
+
+def search_around(pool: Pool, chosen: Sequence[int], likely: NDArray[np.float64], limits: Limits) -> list[int]:
+    """The best of many searches, each from a plan that lost some of its rows to others, or from other rows altogether.
+
+    `likely`: (pool,) 0 to 1, how likely each row is to be among the replacements. Random numbers come from a fixed
+    seed, and the number of searches from the size of the pool: the same input gives the same plan.
+    """
+    best, saved = list(chosen), pool.saved(chosen)
+    random = np.random.default_rng(0)
+    chances = np.log(np.maximum(likely, 1e-12))
+    for number in range(min(MAX_KICKS, KICK_WORK // max(1, pool.rows.size))):
+        ranked = np.argsort(-(chances + random.gumbel(size=len(chances))), kind="stable").tolist()
+        if number % 2:
+            start = ranked[: 2 * limits.places]
+        else:
+            lost = random.permutation(len(best))[: 2 + number % 5]
+            start = [one for place, one in enumerate(best) if place not in lost]
+            start += [one for one in ranked[:2] if one not in start]
+        tried = exchange(pool, fill(pool, start, limits), limits)
+        if (found := pool.saved(tried)) > saved:
+            best, saved = tried, found
+    return improve_by_swaps(pool, best, limits)
 
 
 def _sums_by_owner(

@@ -168,6 +168,22 @@ class TestAllOfIt:
         assert done.code == 0, done.err
         assert "Plan by fixed: 2 checkpoints" in done.out
 
+    def test_what_if_shows_other_limits_and_writes_no_plan(self, command: Command, out: Path) -> None:
+        """Two tables, and a plot in the work folder."""
+        before = (out / "plan.json").read_bytes()
+        done = command("plan", "--out", out, "--what-if", "--alpha", "0.001")
+
+        assert (done.code, (out / "plan.json").read_bytes()) == (0, before)
+        assert "By the number of checkpoints" in done.out
+        assert "By the budget" in done.out
+        assert (out / "what-if.svg").read_text().startswith("<?xml")
+
+    def test_holdout_prices_what_was_not_planned_for(self, command: Command, out: Path) -> None:
+        """A row for no checkpoints, and one for each planner."""
+        done = command("plan", "--out", out, "--holdout", "0.5", "--seed", "3", "--alpha", "0.001", "--json")
+
+        assert [row["planner"] for row in done.json["rows"]] == ["none", "fixed", "greedy", "optimal"]
+
     def test_verify_holds_predictions_to_reality(self, command: Command, out: Path) -> None:
         """Every import of the sample, with predicted and measured figures."""
         done = command("verify", "--out", out, "--sample", 2, "--seed", 1, "--json")
