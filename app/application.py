@@ -76,6 +76,7 @@ def create_app(settings: RouterSettings, database: Database, wake_ups: WakeUps |
         settings=settings,
         wake_ups=wake_ups or WakeUps(),
         naming=Groups("name", partial(calls.name_together, database)),
+        explaining=Groups("explain", partial(calls.explain_together, database, settings)),
         placing=Groups("place", partial(calls.place_together, database, settings)),
         accepting=Groups("accept", partial(workers.accept_together, database)),
         ending=Groups("end", partial(workers.end_together, database)),

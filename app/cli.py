@@ -29,9 +29,9 @@ from app.api.workers import read_workers
 from app.application import create_app
 from app.catalogue import activate_catalogue, import_catalogue, load_catalogue_dir
 from app.database import Database, check_schema, migrate, open_database
+from app.explain import explain as explain_modules
 from app.hangups import Hangups
 from app.query import list_views, run_query
-from app.scoring import explain as explain_modules
 from app.settings import RouterSettings
 from app.waiting import WakeUps
 from readie.command_line import run_command_line

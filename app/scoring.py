@@ -2,25 +2,20 @@
 the answers, and takes the first that is an option for this call on this worker.
 """
 
-import json
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
-from packaging.markers import default_environment
 from packaging.utils import canonicalize_name
 from sqlalchemy import Connection, Row, RowMapping
 
-from app.catalogue import find_active_catalogue, find_catalogue, list_checkpoints, read_distributions
+from app.catalogue import list_checkpoints
 from app.sql import statement
 from readie.cost import COLD, parents
-from readie.errors import UnknownCatalogue, UnknownCheckpoint
-from readie.flavor import Flavor
-from readie.requirements import parse_requirement, split_requirements
-from readie.units import ns_to_seconds
-from readie.wire import ExplainRequest, Explanation, KeptPackage, Match, MissingItem, Option, SkippedPackage
+from readie.requirements import parse_requirement
+from readie.wire import KeptPackage
 
 #: No item lies in more packages than this, and a name of 1,024 characters must not become 512 prefixes of them.
 MAX_PREFIXES = 64
@@ -95,7 +90,7 @@ class Choice:
 
 def score_calls(connection: Connection, requests: Sequence[ScoreRequest]) -> list[Choice]:
     """The cheapest option of each request, in their order."""
-    spoiled = _find_spoiled(connection, requests)
+    spoiled = find_spoiled(connection, requests)
     return [
         _choose(request, prices, spoiled.get(number, {}))
         for number, (request, prices) in enumerate(zip(requests, price_calls(connection, requests), strict=True))
@@ -166,7 +161,7 @@ def _list_checkpoints(connection: Connection, request: ScoreRequest) -> Sequence
     return listed
 
 
-def _find_spoiled(connection: Connection, requests: Sequence[ScoreRequest]) -> dict[int, dict[int, str]]:
+def find_spoiled(connection: Connection, requests: Sequence[ScoreRequest]) -> dict[int, dict[int, str]]:
     """Request → ordinals of checkpoints that are no option → the distribution that is installed anew."""
     kept = [
         (number, request.catalogue_id, name)
@@ -184,7 +179,7 @@ def _find_spoiled(connection: Connection, requests: Sequence[ScoreRequest]) -> d
 
 def _choose(request: ScoreRequest, found: Prices, spoiled: Mapping[int, str]) -> Choice:
     """The first of the ranked options that is one: the cold start always is."""
-    best = next(option for option in found.options() if _why_excluded(option, request, spoiled) is None)
+    best = next(option for option in found.options() if why_excluded(option, request, spoiled) is None)
     return Choice(
         checkpoint_id=best.checkpoint_id,
         ordinal=best.ordinal,
@@ -204,77 +199,6 @@ def catalogue_for_worker(connection: Connection, worker_id: str) -> RowMapping |
     """
     rows = connection.execute(statement("find_catalogue_for_worker"), {"worker_id": worker_id})
     return rows.mappings().one_or_none()
-
-
-def explain(
-    connection: Connection, request: ExplainRequest, packages_policy: Literal["version", "names"] = "version"
-) -> Explanation:
-    """The whole ranking for a set of modules, with what matched, what is missing, and what is no option and why.
-
-    Raises `UnknownCatalogue` for a SHA-256 that was not imported, `UnknownCheckpoint` for an `items_of` that is not
-    listed, `BadRequirement` for a malformed package.
-    """
-    if request.catalogue is None:
-        catalogue = find_active_catalogue(connection, request.flavor)
-    elif (catalogue := find_catalogue(connection, request.catalogue)) is None:
-        raise UnknownCatalogue(f"no catalogue {request.catalogue}")
-    # What becomes of packages depends on workers; all else on the catalogue, which never changes.
-    key = None
-    if catalogue is not None and not request.packages:
-        key = (catalogue.sha256, tuple(request.modules), request.memory, request.items_of)
-        if (remembered := answers.find(key)) is not None:
-            return remembered
-    flavor = Flavor(catalogue.flavor) if catalogue else request.flavor
-    skipped, kept = _split_packages(connection, request.packages, catalogue, flavor, packages_policy)
-    if catalogue is None:
-        return Explanation(
-            flavor=flavor,
-            catalogue=None,
-            generation=None,
-            alpha=None,
-            matches=[Match(module=module, item=None) for module in request.modules],
-            options=[Option(checkpoint_id=None, size=0.0, missing=0.0, total=0.0, total_ns=0, items=[])],
-            skipped=skipped,
-            kept=kept,
-        )
-    score = ScoreRequest(
-        catalogue_id=catalogue.catalogue_id,
-        sha256=catalogue.sha256,
-        modules=request.modules,
-        memory_bytes=request.memory,
-        kept_distributions=conflicting_distributions(kept),
-    )
-    [found], spoiled = price_calls(connection, [score]), _find_spoiled(connection, [score]).get(0, {})
-    options = list(found.options())
-    excluded = {option.ordinal: _why_excluded(option, score, spoiled) for option in options}
-    options.sort(key=lambda option: excluded[option.ordinal] is not None)  # stable
-    itemised = {options[0].ordinal} | _ordinals_of(options, request.items_of)
-    missing = _missing_items(connection, score.catalogue_id, found.closure_ids, itemised)
-    explanation = Explanation(
-        flavor=flavor,
-        catalogue=catalogue.sha256,
-        generation=catalogue.generation,
-        alpha=catalogue.alpha,
-        matches=[Match(module=module, item=found.items.get(module)) for module in request.modules],
-        options=[
-            Option(
-                checkpoint_id=option.checkpoint_id,
-                size=ns_to_seconds(option.size_ns),
-                missing=ns_to_seconds(option.missing_ns),
-                total=ns_to_seconds(option.cost_ns),
-                total_ns=option.cost_ns,
-                excluded=excluded[option.ordinal],
-                items=missing.get(option.ordinal),
-            )
-            for option in options
-        ],
-        skipped=skipped,
-        kept=kept,
-    )
-    if key is not None:
-        entries = len(options) + sum(map(len, missing.values()))
-        answers.keep(key, explanation, 250 * entries + sum(200 + 4 * len(module) for module in request.modules))
-    return explanation
 
 
 Answer = TypeVar("Answer")
@@ -309,38 +233,15 @@ class Answers(Generic[Answer]):
                 self.size_bytes -= dropped_bytes
 
 
-#: Of this process. 8 MB are 1,500 priced module sets of 100 options, or 300 explanations of them.
+#: Of this process. 8 MB are 1,500 priced module sets of 100 options.
 prices: Answers[Prices] = Answers(8 * 10**6)
 checkpoints: Answers[Sequence[Row[Any]]] = Answers(8 * 10**6)  # of catalogues
-answers: Answers[Explanation] = Answers(8 * 10**6)
 
 
 def conflicting_distributions(kept: Iterable[KeptPackage]) -> list[str]:
     """Canonical names of what is installed although the root filesystem has it: checkpoints that hold it are out."""
     found = {canonicalize_name(parse_requirement(each.requirement).name) for each in kept if each.installed is not None}
     return sorted(found)
-
-
-def _split_packages(
-    connection: Connection,
-    packages: Sequence[str],
-    catalogue: Row[Any] | None,
-    flavor: Flavor,
-    policy: Literal["version", "names"],
-) -> tuple[list[SkippedPackage], list[KeptPackage]]:
-    if not packages:
-        return [], []
-    names = {parse_requirement(package).name for package in packages}
-    distributions = read_distributions(connection, catalogue.catalogue_id, names) if catalogue else {}
-    return split_requirements(packages, distributions, _markers(connection, flavor), policy)
-
-
-def _markers(connection: Connection, flavor: Flavor) -> dict[str, str]:
-    """No worker is chosen yet: the markers are those of any of the flavor, else the router's own."""
-    reported = connection.execute(statement("find_markers"), {"flavor": str(flavor)}).scalar_one_or_none()
-    return (
-        dict(json.loads(reported)) if reported else {name: str(value) for name, value in default_environment().items()}
-    )
 
 
 def _prefixes(module: str) -> Iterator[str]:
@@ -352,28 +253,8 @@ def _prefixes(module: str) -> Iterator[str]:
         yield from parents(module)[-MAX_PREFIXES:]
 
 
-def _ordinals_of(options: Iterable[PricedOption], items_of: str | None) -> set[int]:
-    """The option that `items_of` names: a checkpoint's id, or `cold`."""
-    if items_of is None:
-        return set()
-    ordinals = {option.checkpoint_id or "cold": option.ordinal for option in options}
-    if items_of not in ordinals:
-        listed = ", ".join(sorted(ordinals))
-        raise UnknownCheckpoint(f"{items_of}: the catalogue lists {listed}", "Name one of these, or cold.")
-    return {ordinals[items_of]}
-
-
-def _missing_items(
-    connection: Connection, catalogue_id: int, closure_ids: Sequence[int], ordinals: Iterable[int]
-) -> dict[int, list[MissingItem]]:
-    missing: dict[int, list[MissingItem]] = {ordinal: [] for ordinal in ordinals}
-    parameters = {"catalogue_id": catalogue_id, "closure_ids": closure_ids, "ordinals": sorted(missing)}
-    for row in connection.execute(statement("list_missing_items"), parameters):
-        missing[row.ordinal].append(MissingItem(item=row.key, seconds=ns_to_seconds(row.load_ns)))
-    return missing
-
-
-def _why_excluded(option: PricedOption, request: ScoreRequest, spoiled: Mapping[int, str]) -> str | None:
+def why_excluded(option: PricedOption, request: ScoreRequest, spoiled: Mapping[int, str]) -> str | None:
+    """Why a priced option is none for this call on this worker; None: it is one. `spoiled` is from `find_spoiled`."""
     if option.ordinal == COLD:
         return None
     if option.ordinal in spoiled:

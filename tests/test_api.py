@@ -361,7 +361,7 @@ def test_an_explanation_that_is_remembered_is_not_worked_out_again(
     import_catalogue(database, read(make_worked_example()))
     first = client.post("/v1/explain", json={"modules": ["pandas"]})
     with monkeypatch.context() as patched:
-        patched.setattr("app.api.calls.explain", lambda *_: pytest.fail("worked out again"))
+        patched.setattr("app.api.calls.explain_calls", lambda *_: pytest.fail("worked out again"))
         again = client.post("/v1/explain", json={"modules": ["pandas"]})
         packed = client.post("/v1/explain", json={"modules": ["pandas"]}, headers={"Accept": MSGPACK})
 

@@ -20,7 +20,8 @@ import pytest
 
 from app.catalogue import find_active_catalogue, import_catalogue
 from app.database import Database, open_database
-from app.scoring import ScoreRequest, explain, score_calls
+from app.explain import explain
+from app.scoring import ScoreRequest, score_calls
 from benchmarks.catalogues import find_catalogue, make
 from benchmarks.make_catalogue import Shape, make_shape, write_catalogue
 from readie.cost import COLD, PricedCheckpoint, PricedItem, Ranked, closure, match, rank

@@ -1,6 +1,5 @@
 """Selection by SQL (DESIGN §4): the statement agrees with the oracle to the last digit, ties included."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -10,19 +9,15 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from packaging.markers import default_environment
 from sqlalchemy import Connection, event, insert
 
 from app import scoring
 from app.catalogue import activate_catalogue, find_catalogue, import_catalogue
 from app.database import Database
-from app.scoring import Answers, Choice, ScoreRequest, catalogue_for_worker, explain, price_calls, score_calls
+from app.scoring import Answers, Choice, ScoreRequest, catalogue_for_worker, price_calls, score_calls
 from app.tables import worker_checkpoints, worker_generations, workers
 from readie.cost import COLD, PricedItem, closure, match, price_catalogue, rank
 from readie.document import Catalogue
-from readie.errors import BadRequirement, UnknownCatalogue, UnknownCheckpoint
-from readie.flavor import Flavor
-from readie.wire import ExplainRequest, Explanation
 from tests.catalogues import MODULES, documents, make_checkpoint, make_document, make_item, make_worked_example, read
 
 _numbers = count()
@@ -57,7 +52,6 @@ def choose(database: Database, catalogue: Catalogue, modules: list[str], **optio
 @pytest.fixture(autouse=True)
 def own_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is remembered yet."""
-    monkeypatch.setattr(scoring, "answers", Answers(10**6))
     monkeypatch.setattr(scoring, "prices", Answers(10**6))
     monkeypatch.setattr(scoring, "checkpoints", Answers(10**6))
 
@@ -336,155 +330,8 @@ class TestCatalogueForWorker:
         return str(found["sha256"])
 
 
-# ---- explain ----
-
-
-class TestExplain:
-    """The whole ranking, with what matched, what is missing, and what is no option and why."""
-
-    def test_every_option_is_listed_cheapest_first_with_its_terms(self, database: Database) -> None:
-        """Size and missing seconds add up to the total; the winner's missing items are named."""
-        catalogue = read(make_worked_example())
-        import_catalogue(database, catalogue)
-        explanation = self._explain(database, modules=["pandas.core", "nothing"], items_of="A")
-
-        assert explanation.catalogue == catalogue.sha256
-        assert explanation.generation == catalogue.generation
-        assert [(found.module, found.item) for found in explanation.matches] == [
-            ("pandas.core", "pandas"),
-            ("nothing", None),
-        ]
-        assert [
-            (option.checkpoint_id, option.size, option.missing, option.total) for option in explanation.options
-        ] == [
-            ("B", 0.48, 0.0, 0.48),
-            ("A", 0.042, 0.5, 0.542),
-            (None, 0.0, 0.7, 0.7),
-            ("C", 1.2, 0.0, 1.2),
-        ]
-        itemised = {
-            option.checkpoint_id: [(item.item, item.seconds) for item in option.items]
-            for option in explanation.options
-            if option.items is not None
-        }
-        assert itemised == {"B": [], "A": [("pandas", 0.5)]}
-
-    def test_items_of_the_cold_start_are_all_that_is_needed(self, database: Database) -> None:
-        """`cold` names the cold start; the most expensive item comes first."""
-        import_catalogue(database, read(make_worked_example()))
-        explanation = self._explain(database, modules=["pandas"], items_of="cold")
-        cold = next(option for option in explanation.options if option.checkpoint_id is None)
-
-        assert [(item.item, item.seconds) for item in cold.items or []] == [("pandas", 0.5), ("numpy", 0.2)]
-
-    def test_what_is_no_option_comes_last_and_says_why(self, database: Database) -> None:
-        """Too large for the budget; holding a distribution that is installed anew."""
-        document = make_worked_example()
-        document["distributions"] = {"dist": "1.0", "torch": "2.1"}
-        document["items"]["torch"]["distribution"] = "torch"
-        import_catalogue(database, read(document))
-        explanation = self._explain(database, modules=["pandas"], memory=50_000_000, packages=["Torch<2", "dist"])
-
-        reasons = {option.checkpoint_id: option.excluded for option in explanation.options}
-        assert list(reasons) == ["A", None, "B", "C"]
-        assert reasons["A"] is reasons[None] is None
-        assert reasons["B"] == "needs 80000000 bytes, more than the budget of 50000000"
-        assert reasons["C"] == "holds modules of torch, which is installed anew: the loaded ones would win"
-        assert [kept.installed for kept in explanation.kept] == ["2.1"]
-        assert [(skipped.requirement, skipped.installed) for skipped in explanation.skipped] == [("dist", "1.0")]
-
-    def test_markers_are_those_of_a_worker_of_the_flavor(self, database: Database) -> None:
-        """A requirement whose marker is false on the workers is not kept."""
-        import_catalogue(database, read(make_worked_example()))
-        requirement = "tomli>=2; python_version < '3.11'"
-        assert self._explain(database, modules=[], packages=[requirement]).kept == []
-        with database.transaction() as connection:
-            add_worker(connection, {}, markers='{"python_version": "3.10"}')
-
-        assert len(self._explain(database, modules=[], packages=[requirement]).kept) == 1
-
-    def test_a_catalogue_can_be_named_that_is_not_active(self, database: Database) -> None:
-        """Its SHA-256 says which, and its flavor is the answer's."""
-        catalogue = read(make_worked_example(flavor="gpu"))
-        import_catalogue(database, catalogue)
-        import_catalogue(database, read(make_worked_example(0.02, flavor="gpu")))
-        explanation = self._explain(database, modules=["pandas"], catalogue=catalogue.sha256)
-
-        assert (explanation.flavor, explanation.options[0].checkpoint_id) == (Flavor.GPU, "B")
-
-    def test_a_flavor_without_a_catalogue_has_the_cold_start_only(self, database: Database) -> None:
-        """Nothing matches, nothing is priced."""
-        explanation = self._explain(database, modules=["numpy"], packages=["numpy"])
-
-        assert explanation.catalogue is None
-        assert [(option.checkpoint_id, option.total_ns) for option in explanation.options] == [(None, 0)]
-        assert [found.item for found in explanation.matches] == [None]
-        assert [kept.requirement for kept in explanation.kept] == ["numpy"]
-
-    @pytest.mark.parametrize(
-        ("fields", "problem"),
-        [
-            ({"catalogue": "0" * 64}, UnknownCatalogue),
-            ({"items_of": "checkpoint_9"}, UnknownCheckpoint),
-            ({"packages": ["numpy =="]}, BadRequirement),
-        ],
-    )
-    def test_what_is_not_there_is_named(
-        self, database: Database, fields: dict[str, Any], problem: type[Exception]
-    ) -> None:
-        """An unknown catalogue, an unknown checkpoint, a malformed requirement."""
-        import_catalogue(database, read(make_worked_example()))
-        with pytest.raises(problem):
-            self._explain(database, modules=["numpy"], **fields)
-
-    def _explain(self, database: Database, **fields: Any) -> Explanation:
-        with database.reading() as connection:
-            return explain(connection, ExplainRequest(**fields))
-
-
 class TestRemembered:
-    """What was explained is kept: a catalogue never changes, and what is another question is asked anew."""
-
-    def test_the_second_time_only_the_active_catalogue_is_asked_for(self, database: Database) -> None:
-        """One statement, the same answer."""
-        import_catalogue(database, read(make_worked_example()))
-        first = self._explain(database)
-        with counted(database) as executed:
-            assert self._explain(database) == first
-
-        assert len(executed) == 1
-
-    def test_another_catalogue_is_another_question(self, database: Database) -> None:
-        """The answer after a switch is that of the new one, and after the next switch that of the old one again."""
-        documents = [make_worked_example(), make_worked_example(alpha=0.02)]
-        totals = []
-        for document in documents * 2:
-            import_catalogue(database, read(document))
-            totals.append(self._explain(database).options[0].total)
-
-        assert totals == [0.48, 0.64] * 2
-
-    def test_whatever_is_asked_counts(self, database: Database) -> None:
-        """Modules, budget and listed items."""
-        import_catalogue(database, read(make_worked_example()))
-        asked: list[dict[str, Any]] = [{}, {"modules": ["numpy"]}, {"memory": 50_000_000}, {"items_of": "cold"}]
-        first = [self._explain(database, **fields) for fields in asked]
-
-        assert len(set(map(str, first))) == len(asked)
-        assert [self._explain(database, **fields) for fields in asked] == first
-
-    def test_packages_are_looked_at_each_time(self, database: Database) -> None:
-        """A worker that has come since may say otherwise about a marker."""
-        import_catalogue(database, read(make_worked_example()))
-        packages = ["other; python_version < '3'"]
-        with database.transaction() as connection:
-            worker_id = add_worker(connection, {}, markers=json.dumps(default_environment()))
-        assert self._explain(database, packages=packages).kept == []
-        with database.transaction() as connection:
-            connection.execute(workers.delete().where(workers.c.worker_id == worker_id))
-            add_worker(connection, {}, markers=json.dumps(default_environment() | {"python_version": "2.7"}))
-
-        assert len(self._explain(database, packages=packages).kept) == 1
+    """What was priced is kept, within limits."""
 
     def test_what_was_not_asked_for_longest_goes_first(self) -> None:
         """The size stays within its limit; an answer that is more than an eighth of it is not kept at all."""
@@ -497,7 +344,3 @@ class TestRemembered:
 
         assert [number for number in range(18) if kept.find(number)] == [0, *range(2, 17)]
         assert kept.size_bytes == kept.most_bytes
-
-    def _explain(self, database: Database, **fields: Any) -> Explanation:
-        with database.reading() as connection:
-            return explain(connection, ExplainRequest(**{"modules": ["pandas"]} | fields))

@@ -22,7 +22,7 @@ from app.settings import RouterSettings
 from app.waiting import WakeUps
 from readie.errors import BadFlavor, BadRequest, Unauthorized
 from readie.flavor import Flavor
-from readie.wire import MAX_NAME, CallPlaced, CallRequest, Output, Problem, Result
+from readie.wire import MAX_NAME, CallPlaced, CallRequest, ExplainRequest, Explanation, Output, Problem, Result
 
 JSON: Final = "application/json"
 #: The registered name first; the others are in use.
@@ -44,6 +44,7 @@ class Serving:
     settings: RouterSettings
     wake_ups: WakeUps
     naming: Groups[Flavor | str, str | None]  # a flavor or a SHA-256; the SHA-256 of its catalogue, if there is one
+    explaining: Groups[ExplainRequest, Explanation]
     placing: Groups[CallRequest, CallPlaced]
     accepting: Groups[tuple[str, str], None]  # placement, worker
     ending: Groups[tuple[str, Result], str | None]  # placement and its result; its call, None: it had ended before

@@ -13,9 +13,9 @@ from sqlalchemy import Connection
 from app.api import PROBLEMS, Serving
 from app.catalogue import find_active_catalogue, find_catalogue
 from app.database import Database
+from app.explain import explain_calls, remembered
 from app.lease import cancel_call
 from app.placement import place_calls, placement_of
-from app.scoring import answers, explain
 from app.settings import RouterSettings
 from app.sql import statement
 from app.waiting import CAPACITY, call_topic, worker_topic
@@ -36,6 +36,9 @@ from readie.wire import (
 )
 
 Wait = Annotated[float, QueryParameter(ge=0, le=MAX_WAIT, description="seconds to wait for something to tell")]
+#: Modules of a request at most that is explained together with others, which then wait for it.
+MOST_TOGETHER = 100
+
 Limit = Annotated[int, QueryParameter(ge=1, le=1000)]
 Offset = Annotated[int, QueryParameter(ge=0, le=2**31 - 1)]
 
@@ -156,17 +159,20 @@ def read_calls(connection: Connection, state: CallState | None, limit: int, offs
 @post("/explain", operation_id="explain", status_code=200, responses=PROBLEMS)
 async def explain_modules(data: JSONBody[ExplainRequest], serving: NamedDependency[Serving]) -> Explanation:
     """What every checkpoint would cost for these modules, cheapest first, and why."""
-    if not data.packages:
-        sha256 = await serving.naming.ask(data.catalogue or data.flavor)
-        remembered = sha256 and answers.find((sha256, tuple(data.modules), data.memory, data.items_of))
-        if remembered:
-            return remembered
-    return await sync_to_thread(_explain, serving, data)
+    sha256 = await serving.naming.ask(data.catalogue or data.flavor)
+    if sha256 and (known := remembered(sha256, data)):
+        return known
+    if len(data.modules) > MOST_TOGETHER:
+        return (await sync_to_thread(explain_together, serving.database, serving.settings, [data]))[0]
+    return await serving.explaining.ask(data)
 
 
-def _explain(serving: Serving, request: ExplainRequest) -> Explanation:
-    with serving.database.reading() as connection:
-        return explain(connection, request, serving.settings.packages_policy)
+def explain_together(
+    database: Database, settings: RouterSettings, requests: Sequence[ExplainRequest]
+) -> Sequence[Explanation]:
+    """A group's explanations, all of the same state."""
+    with database.reading() as connection:
+        return explain_calls(connection, requests, settings.packages_policy)
 
 
 def name_together(database: Database, asked: Sequence[Flavor | str]) -> list[str | None]:

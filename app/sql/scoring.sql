@@ -72,25 +72,43 @@ JOIN contents c
 GROUP BY k.request, c.ordinal;
 
 -- name: list_missing_items
--- Which needed items some options lack, the most expensive first.
--- parameters: catalogue_id integer, closure_ids integer[], ordinals integer[]
--- closure_ids are those that the call needs; ordinal -1 is the cold start, which lacks all.
-WITH needed AS MATERIALIZED (
-    SELECT bit_or(bits) AS bits
-    FROM closures
-    WHERE catalogue_id = CAST(:catalogue_id AS integer) AND closure_id = ANY(CAST(:closure_ids AS integer[]))
+-- Which needed items some options of each request lack, the most expensive first.
+-- parameters: requests integer[], catalogue_ids integer[], closure_ids integer[], itemised integer[], ordinals integer[]
+-- One needed closure a position of the first three; one option (a request's ordinal) a position of the other two. The
+-- cold start, -1, lacks all.
+-- returns: request, ordinal, key, load_ns
+WITH asked AS (
+    SELECT
+        unnest(CAST(:requests AS integer[])) AS request,
+        unnest(CAST(:catalogue_ids AS integer[])) AS catalogue_id,
+        unnest(CAST(:closure_ids AS integer[])) AS closure_id
+),
+needed AS MATERIALIZED (
+    SELECT a.request, a.catalogue_id, bit_or(c.bits) AS bits
+    FROM asked a
+    JOIN closures c ON c.catalogue_id = a.catalogue_id AND c.closure_id = a.closure_id
+    GROUP BY a.request, a.catalogue_id
+),
+options AS (
+    SELECT unnest(CAST(:itemised AS integer[])) AS request, unnest(CAST(:ordinals AS integer[])) AS ordinal
 ),
 missing AS MATERIALIZED (
-    SELECT o.ordinal, CASE WHEN c.bits IS NULL THEN n.bits ELSE n.bits & ~c.bits END AS bits
-    FROM (SELECT unnest(CAST(:ordinals AS integer[])) AS ordinal) o
-    CROSS JOIN needed n
-    LEFT JOIN contents c ON c.catalogue_id = CAST(:catalogue_id AS integer) AND c.ordinal = o.ordinal
+    SELECT
+        n.request,
+        n.catalogue_id,
+        o.ordinal,
+        CASE WHEN c.bits IS NULL THEN n.bits ELSE n.bits & ~c.bits END AS bits
+    FROM options o
+    JOIN needed n ON n.request = o.request
+    LEFT JOIN contents c ON c.catalogue_id = n.catalogue_id AND c.ordinal = o.ordinal
 )
-SELECT m.ordinal, i.key, i.load_ns
+SELECT m.request, m.ordinal, i.key, i.load_ns
 FROM missing m
-JOIN items i ON get_bit(m.bits, i.atom_id) = 1
-WHERE i.catalogue_id = CAST(:catalogue_id AS integer)
-ORDER BY m.ordinal, i.load_ns DESC, i.key COLLATE "C";
+JOIN items i
+    -- Inside CASE, because get_bit must not see another catalogue's atoms: they may lie beyond the string's end.
+    ON i.catalogue_id = m.catalogue_id
+    AND CASE WHEN i.catalogue_id = m.catalogue_id THEN get_bit(m.bits, i.atom_id) END = 1
+ORDER BY m.request, m.ordinal, i.load_ns DESC, i.key COLLATE "C";
 
 -- name: find_markers
 -- The marker environment of a worker of this flavor, the first by name: what its root filesystem's Python says.
