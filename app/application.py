@@ -76,7 +76,8 @@ def create_app(settings: RouterSettings, database: Database, wake_ups: WakeUps |
         settings=settings,
         wake_ups=wake_ups or WakeUps(),
         naming=Groups("name", partial(calls.name_together, database)),
-        explaining=Groups("explain", partial(calls.explain_together, database, settings)),
+        # Two, so that the database works for one while the other's answers are written.
+        explaining=Groups("explain", partial(calls.explain_together, database, settings), most=16, at_once=2),
         placing=Groups("place", partial(calls.place_together, database, settings)),
         accepting=Groups("accept", partial(workers.accept_together, database)),
         ending=Groups("end", partial(workers.end_together, database)),

@@ -60,6 +60,27 @@ def test_a_group_has_its_size() -> None:
     assert [len(group) for group in recorder.groups] == [1, MOST, 2]
 
 
+def test_as_many_groups_as_allowed_are_served_at_once() -> None:
+    """The second does not wait for the first; the third does for either."""
+    both, go_on = threading.Barrier(3), threading.Event()
+
+    def serve(group: Sequence[int]) -> Sequence[int]:
+        if max(group) < 2:
+            both.wait(10)
+        assert go_on.wait(10)
+        return group
+
+    async def ask() -> list[int]:
+        groups: Groups[int, int] = Groups("test", serve, most=1, at_once=2)
+        asked = [asyncio.create_task(groups.ask(number)) for number in range(3)]
+        await asyncio.to_thread(both.wait, 10)
+        assert not any(task.done() for task in asked)
+        go_on.set()
+        return await asyncio.gather(*asked)
+
+    assert asyncio.run(ask()) == [0, 1, 2]
+
+
 def test_an_answer_may_be_an_error() -> None:
     """It is one request's; the others have their answers."""
     _, error, _ = answers = asyncio.run(ask_all(Recorder(), [1, 11, 2]))
