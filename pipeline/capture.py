@@ -223,6 +223,7 @@ class Carried:
     items: list[MeasuredItem]
     distributions: dict[str, str]  # canonical name → version
     warnings: list[str]
+    barred: frozenset[str] = frozenset()  # items that no checkpoint can hold
 
 
 def carry_over(measurements: Measurements, rootfs: Path) -> Carried:
@@ -238,7 +239,9 @@ def carry_over(measurements: Measurements, rootfs: Path) -> Carried:
     distributions = {item.distribution: "" for item in measurements.items if item.distribution}
     warnings = [*(listed.warnings if listed else ()), *filtered.warnings]
     items = sorted(filtered.items.values(), key=lambda item: item.key)
-    return Carried(items, listed.distributions if listed else dict(sorted(distributions.items())), warnings)
+    # A process with threads cannot be forked; gVisor saves threads as they are.
+    barred = frozenset(item.key for item in items if item.threads and measurements.info.host.runtime == "fork")
+    return Carried(items, listed.distributions if listed else dict(sorted(distributions.items())), warnings, barred)
 
 
 def last_alpha(out: Path, flavor: Flavor, runtime: str) -> float | None:
@@ -314,6 +317,7 @@ def plan_checkpoints(
             sets=options.sets,
             inputs=inputs,
             warnings=warnings,
+            barred=carried.barred,
         )
     write_plan(path, plan)
     return plan, carried

@@ -448,10 +448,17 @@ def ask_planners(
         say(f"warning: {warning}")
     if holdout is not None:
         held_out = hold_out(
-            carried.items, corpus, share=holdout, seed=seed, alpha=alpha, limits=options.limits, sets=options.sets
+            carried.items,
+            corpus,
+            share=holdout,
+            seed=seed,
+            alpha=alpha,
+            limits=options.limits,
+            sets=options.sets,
+            barred=carried.barred,
         )
         return held_out, write_held_out(held_out)
-    found = explore_limits(carried.items, corpus, alpha=alpha, limits=options.limits)
+    found = explore_limits(carried.items, corpus, alpha=alpha, limits=options.limits, barred=carried.barred)
     plot_what_if(found, out / "what-if.svg")
     return found, [*write_what_if(found), f"Plotted in {out / 'what-if.svg'}"]
 

@@ -15,4 +15,5 @@ class MeasuredItem:
     size_mb: float  # MB (10⁶ bytes) of growth in memory
     resource_type: ResourceType
     distribution: str  # canonical; "" for a dataset, model or tokenizer
+    threads: int = 0  # that importing it leaves: under `fork` such a process cannot be captured
     dependencies: frozenset[str]  # keys of the items that it asks for itself; parent packages are implied

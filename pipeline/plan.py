@@ -4,7 +4,7 @@ A planner is a plain function `(problem, alpha, limits, sets) -> Choice`, found 
 Costs are DESIGN's: integer nanoseconds, over all requests of the corpus, the cold start being an option.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -84,6 +84,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     bound_ns: int | None = None  # no plan over the candidates costs less; None where it is not known
     checkpoints: list[PlannedCheckpoint]
     unmatched: dict[str, int]
+    barred: dict[str, int] = {}  # item that cannot be captured → requests that need it
     warnings: list[str] = []
 
     @property
@@ -188,6 +189,11 @@ def plan_fixed(problem: Problem, alpha: Decimal, limits: Limits, sets: Sequence[
                     "Leave it out, or install it in the root filesystem and run readie-pipeline analyze again.",
                 )
             positions.append(position[ids[match]])
+            if not problem.importable[positions[-1]]:
+                raise UsageError(
+                    f"set {number}: importing {module} leaves threads, and such a process cannot be captured",
+                    "Leave it out.",
+                )
         blocks = hold(problem, [positions])[0]
         size = int(problem.block_bytes[blocks].sum())
         if size > limits.checkpoint_mb * MB:
@@ -236,11 +242,15 @@ def make_plan(
     sets: Sequence[Sequence[str]] = (),
     inputs: str = "",
     warnings: Iterable[str] = (),
+    barred: Collection[str] = (),
 ) -> Plan:
-    """Chooses the checkpoints; the same input gives the same plan, byte for byte. `checkpoint_0`, empty, is first."""
+    """Chooses the checkpoints; the same input gives the same plan, byte for byte. `checkpoint_0`, empty, is first.
+
+    No checkpoint holds an item of `barred`, nor what pulls one in.
+    """
     plan = find_planner(planner)
     # Given sets count as asked for, by nobody: what they name is canonical, and weighs nothing.
-    problem = pose_problem(items, [*corpus, *(ImportSet(modules=tuple(modules), count=0) for modules in sets)])
+    problem = pose_problem(items, [*corpus, *(ImportSet(modules=tuple(modules), count=0) for modules in sets)], barred)
     exact = Decimal(repr(alpha))
     choice = plan(problem, exact, limits, sets)
     chosen = [Chosen((), 0), *choice.chosen]
@@ -283,6 +293,7 @@ def make_plan(
         bound_ns=choice.bound_ns,
         checkpoints=checkpoints,
         unmatched=problem.unmatched,
+        barred=problem.barred,
         warnings=list(warnings),
     )
 

@@ -1,6 +1,6 @@
 """What a planner sees: which blocks of items each request of the corpus needs, and what they cost."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated
@@ -55,6 +55,8 @@ class Problem:
     block_ns: Integers  # (blocks,) load time of all its items
     block_bytes: Integers  # (blocks,)
     reach: Bits  # (asked, blocks) the closure of each asked item
+    barred: dict[str, int]  # item that no checkpoint can hold → requests that need it
+    importable: Bits  # (asked,) its closure holds no barred item
     imports: list[tuple[int, ...]]  # what distinct import sets ask for: ascending positions in `asked`
     import_weights: list[int]  # how often each was met
     weights: Integers  # (requests,) how often each is needed
@@ -106,10 +108,11 @@ def price_sizes(sizes: Iterable[int], alpha: Decimal) -> Integers:
     return np.array([price_size(alpha, Decimal(repr(size_mb(int(size))))) for size in sizes], dtype=np.int64)
 
 
-def pose_problem(items: Sequence[MeasuredItem], corpus: Iterable[ImportSet]) -> Problem:
+def pose_problem(items: Sequence[MeasuredItem], corpus: Iterable[ImportSet], barred: Collection[str] = ()) -> Problem:
     """What the planners see of the measured items and the corpus. Modules that match no item are left out, counted.
 
-    An import set with count 0 is known (its items are among the asked ones), and weighs nothing.
+    An import set with count 0 is known (its items are among the asked ones), and weighs nothing. `barred` are items
+    that can be in no checkpoint, nor what pulls them in: requests that need them pay for them.
     """
     catalogue = catalogue_of(items)
     ids = {key: number for number, key in enumerate(catalogue.keys)}
@@ -155,6 +158,8 @@ def pose_problem(items: Sequence[MeasuredItem], corpus: Iterable[ImportSet]) -> 
     needs, request_of = distinct_rows(needed_by)
     weights = np.zeros(len(needs), dtype=np.int64)
     np.add.at(weights, request_of, np.array([count for _, count in imports_met], dtype=np.int64))
+    bars = np.array([key in barred for key in catalogue.keys], dtype=np.bool_) & used
+    pulled = {int(item): needs[:, block_of[item]] @ weights for item in np.flatnonzero(bars)}
     return Problem(
         keys=catalogue.keys,
         asked=asked,
@@ -162,6 +167,8 @@ def pose_problem(items: Sequence[MeasuredItem], corpus: Iterable[ImportSet]) -> 
         block_ns=block_ns,
         block_bytes=block_bytes,
         reach=block_reach,
+        barred={catalogue.keys[item]: int(count) for item, count in pulled.items()},
+        importable=np.logical_not(reach[:, bars].any(axis=1)),
         imports=[asks for asks, _ in imports_met],
         import_weights=[count for _, count in imports_met],
         weights=weights,

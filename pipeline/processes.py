@@ -52,6 +52,7 @@ class ProbedModule(msgspec.Struct, frozen=True):
     seconds: float | None = None
     kb: float | None = None  # KiB; 0 where memory fell, with what it fell by in `raw_kb`
     raw_kb: float | None = None
+    threads: int | None = None  # that its body started, and that were there when it ended
     asks: list[str] | None = None
     stdlib: bool = False
     file: str | None = None

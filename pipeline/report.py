@@ -363,6 +363,9 @@ def write_plan_text(plan: Plan, manifest: Manifest | None = None) -> list[str]:
         lines.append(
             f"  no plan over the candidates is below {proof.bound_s:.4f} s: this one is within {100 * proof.gap:.2f} %"
         )
+    if plan.barred:
+        names = sorted(plan.barred, key=lambda name: (-plan.barred[name], name))
+        lines.append(f"  in no checkpoint, for importing them leaves threads: {_names(names)}")
     if plan.unmatched:
         names = sorted(plan.unmatched, key=lambda name: (-plan.unmatched[name], name))
         lines.append(f"  asked for, and not measured: {_names(names)}")

@@ -1,7 +1,7 @@
 """What other limits would cost, and what a plan is worth to requests that it was not made for."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from decimal import Decimal
 from pathlib import Path
 
@@ -48,10 +48,15 @@ class WhatIf(msgspec.Struct, frozen=True):
 
 
 def explore_limits(
-    items: Sequence[MeasuredItem], corpus: Iterable[ImportSet], *, alpha: float, limits: Limits
+    items: Sequence[MeasuredItem],
+    corpus: Iterable[ImportSet],
+    *,
+    alpha: float,
+    limits: Limits,
+    barred: Collection[str] = (),
 ) -> WhatIf:
     """Optimal plans for other numbers of checkpoints, and for other budgets; the other limits as given."""
-    survey = survey_candidates(pose_problem(items, corpus), Decimal(repr(alpha)), limits)
+    survey = survey_candidates(pose_problem(items, corpus, barred), Decimal(repr(alpha)), limits)
     without = int(cold_costs(survey.problem) @ survey.problem.weights)
     counts = [
         msgspec.structs.replace(limits, max_checkpoints=count) for count in sorted({*COUNTS, limits.max_checkpoints})
@@ -163,6 +168,7 @@ def hold_out(
     alpha: float,
     limits: Limits,
     sets: Sequence[Sequence[str]] = (),
+    barred: Collection[str] = (),
 ) -> HeldOut:
     """Plans for a random part of the import sets, and prices the rest, `share` of them, with these checkpoints.
 
@@ -176,9 +182,11 @@ def hold_out(
     flavor = Flavor.CPU  # figures only: nothing here depends on it
 
     def plan(planner: str, corpus: Sequence[ImportSet], limits: Limits, sets: Sequence[Sequence[str]] = ()) -> Plan:
-        return make_plan(items, corpus, planner=planner, alpha=alpha, limits=limits, flavor=flavor, sets=sets)
+        return make_plan(
+            items, corpus, planner=planner, alpha=alpha, limits=limits, flavor=flavor, sets=sets, barred=barred
+        )
 
-    by_hand = sets or choose_by_hand(items, known, limits)
+    by_hand = sets or choose_by_hand(items, known, limits, barred)
     plans = {
         "fixed": plan("fixed", known, limits, by_hand) if by_hand else plan("greedy", [], limits),
         "greedy": plan("greedy", known, limits),
@@ -197,21 +205,25 @@ def hold_out(
     return HeldOut(share, seed, alpha, limits, len(known), len(rest), rows)
 
 
-def choose_by_hand(items: Sequence[MeasuredItem], corpus: Iterable[ImportSet], limits: Limits) -> list[tuple[str, ...]]:
-    """The modules most asked for, one set each, as long as they fit within the limits."""
+def choose_by_hand(
+    items: Sequence[MeasuredItem], corpus: Iterable[ImportSet], limits: Limits, barred: Collection[str] = ()
+) -> list[tuple[str, ...]]:
+    """The modules most asked for that can be captured, one set each, as long as they fit within the limits."""
     keys = {item.key: item for item in items}
     asked: Counter[str] = Counter()
     for imports in corpus:
         for match in {cost.match(keys, module) for module in imports.modules} - {None}:
             asked[str(match)] += imports.count
-    problem = pose_problem(items, [ImportSet((key,), 1) for key in asked])
-    sizes = dict(
-        zip((problem.keys[item] for item in problem.asked), (problem.reach @ problem.block_bytes).tolist(), strict=True)
-    )
+    problem = pose_problem(items, [ImportSet((key,), 1) for key in asked], barred)
+    able = problem.importable
+    names = [problem.keys[item] for item in problem.asked[able]]
+    sizes = dict(zip(names, (problem.reach[able] @ problem.block_bytes).tolist(), strict=True))
     chosen: list[tuple[str, ...]] = []
     left = limits.budget_bytes
     for key in sorted(asked, key=lambda key: (-asked[key], key)):
-        if len(chosen) < limits.places and sizes[key] <= min(left, limits.checkpoint_bytes):
+        if len(chosen) < limits.places and sizes.get(key, limits.checkpoint_bytes + 1) <= min(
+            left, limits.checkpoint_bytes
+        ):
             chosen.append((key,))
             left -= sizes[key]
     return chosen

@@ -59,6 +59,8 @@ BEHAVIOURS: dict[str, tuple[str, str | None]] = {
     "p_time": ("import time\ntime.perf_counter = lambda: 0.0\ntime.monotonic = lambda: 0.0", None),
     "p_trim": ("import ctypes, gc; gc.collect(); ctypes.CDLL(None).malloc_trim(0)", None),
     "p_empty": ("", None),
+    "p_threads": ("import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()", None),
+    "p_behind_threads": ("import p_threads", None),
     "p_chdir": ("import os; os.chdir('/'); os.environ.clear()", None),
 }
 LAZY = """
@@ -152,6 +154,10 @@ class TestModulesThatMisbehave:
     def test_memory_is_what_the_module_holds(self, items: dict[str, MeasuredItem]) -> None:
         """p_ok holds 50 MB."""
         assert items["p_ok"].size_mb == pytest.approx(50, abs=0.5)
+
+    def test_threads_belong_to_the_module_that_leaves_them(self, items: dict[str, MeasuredItem]) -> None:
+        """Not to those that import it."""
+        assert {key: item.threads for key, item in items.items() if item.threads} == {"p_threads": 1}
 
     def test_a_replaced_clock_deceives_nobody(self, items: dict[str, MeasuredItem]) -> None:
         """p_time still takes a small true time."""

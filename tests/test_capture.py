@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -33,12 +34,19 @@ from readie.manifest import Description, Manifest, Point, read_manifest
 from readie.projection import read_projection
 from tests.tiny import asks, make_rootfs, sandbox_of, site_of
 
+BUSY = "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start(); time.sleep(0.3)"
 PACKAGES = {
+    "busy": {"busy.py": BUSY},
     "ground": {"ground/__init__.py": "blob = bytearray(10_000_000)\nimport time; time.sleep(0.03)\n"},
     "tower": {"tower/__init__.py": "import ground\nblob = bytearray(30_000_000)\nimport time; time.sleep(0.06)\n"},
     "apart": {"apart/__init__.py": "", "apart/part.py": "import time; time.sleep(0.04)\n"},
 }
-CORPUS = [asks("tower", "ground", count=2), asks("ground"), asks("apart.part.function")]
+CORPUS = [
+    asks("tower", "ground", count=2),
+    asks("ground"),
+    asks("apart.part.function"),
+    asks("ground", "busy", count=9),
+]
 
 
 def points(*pairs: tuple[float, float]) -> list[Point]:
@@ -151,7 +159,15 @@ class TestGeneration:
         assert catalogue.generation == captured.generation
         assert catalogue.alpha == captured.alpha_written
         assert catalogue.warnings == ()
-        assert catalogue.distributions == {"apart": "1.0", "ground": "1.0", "tower": "1.0"}
+        assert catalogue.distributions == {"apart": "1.0", "busy": "1.0", "ground": "1.0", "tower": "1.0"}
+
+    def test_what_leaves_threads_is_in_no_checkpoint(self, planned: tuple[Plan, Carried]) -> None:
+        """`busy` is asked for most: its capture would fail. gVisor could save it."""
+        plan, carried = planned
+
+        assert plan.barred == {"busy": 9}
+        assert carried.barred == {"busy"}
+        assert not any("busy" in one.items for one in plan.checkpoints)
 
     def test_the_checkpoints_hold_what_their_canonical_items_load(self, out: Path, captured: Manifest) -> None:
         """Importing `tower` loads `ground` too, which somebody asks for."""
@@ -300,6 +316,15 @@ class TestAnotherRootFilesystem:
         assert [item.key for item in carried.items] == ["ground", "tower"]
         assert carried.distributions == {"ground": "1.0", "tower": "1.0"}
         assert any("apart" in warning for warning in carried.warnings)
+        assert carried.barred == frozenset()
+
+    def test_only_fork_cannot_capture_threads(self, rootfs: Path, measurements: Measurements) -> None:
+        """The same measurements, had they been made in gVisor."""
+        host = msgspec.structs.replace(measurements.info.host, runtime="runsc")
+        info = msgspec.structs.replace(measurements.info, host=host)
+
+        assert carry_over(measurements, rootfs).barred == {"busy"}
+        assert carry_over(replace(measurements, info=info), rootfs).barred == frozenset()
 
     def test_one_that_cannot_be_listed_filters_nothing(self, tmp_path: Path, measurements: Measurements) -> None:
         """And a warning says so."""

@@ -311,6 +311,74 @@ small_limits = st.builds(
 )
 
 
+class TestBarred:
+    """Items that cannot be captured, as those that leave threads under `fork`, are in no checkpoint."""
+
+    @settings(max_examples=40)
+    @given(worlds(), alphas, small_limits, st.sets(st.sampled_from(NAMES)), st.sampled_from(["greedy", "optimal"]))
+    def test_no_checkpoint_needs_one_and_all_else_stays_possible(
+        self,
+        world: tuple[list[MeasuredItem], list[ImportSet]],
+        alpha: float,
+        limits: Limits,
+        barred: set[str],
+        planner: str,
+    ) -> None:
+        """What is canonical loads none; without requests that need one, the plan is the one of a world without any."""
+        items, corpus = world
+        flavor = Flavor.CPU
+
+        def plan(corpus: Sequence[ImportSet], barred: set[str]) -> Plan:
+            return make_plan(items, corpus, planner=planner, alpha=alpha, limits=limits, flavor=flavor, barred=barred)
+
+        priced = oracle(items)
+        made = plan(corpus, barred)
+        for one in made.checkpoints:
+            assert not closure(priced, one.canonical) & barred
+            assert closure(priced, one.canonical) == frozenset(one.items)
+        needed = {
+            request: closure(priced, [match for name in request.modules if (match := _match(priced, name))])
+            for request in corpus
+        }
+        assert made.barred == {
+            key: count
+            for key in barred & priced.keys()
+            if (count := sum(request.count for request in needed if key in needed[request]))
+        }
+        free = [request for request in corpus if not needed[request] & barred]
+        assert plan(free, barred).checkpoints == plan(free, set()).checkpoints
+
+    def test_a_request_that_needs_one_gets_the_rest(self) -> None:
+        """Pandas starts threads: who asks for it and torch restores torch."""
+        plan = make_plan(
+            WORLD,
+            [asks("pandas", "torch")],
+            planner="optimal",
+            alpha=0.001,
+            limits=Limits(),
+            flavor=Flavor.CPU,
+            barred={"pandas"},
+        )
+
+        assert [one.canonical for one in plan.checkpoints] == [[], ["torch"]]
+        assert plan.checkpoints[1].items == ["numpy", "torch"]
+        assert plan.barred == {"pandas": 1}
+
+    def test_the_fixed_planner_refuses_it(self) -> None:
+        """The message names the set, and why."""
+        with pytest.raises(UsageError, match="set 1: importing pandas leaves threads"):
+            make_plan(
+                WORLD,
+                [],
+                planner="fixed",
+                alpha=0.001,
+                limits=Limits(),
+                flavor=Flavor.CPU,
+                sets=[["pandas"]],
+                barred={"numpy"},
+            )
+
+
 class TestOptimal:
     """`optimal` improves on greedy, and proves how far from the best over its candidates it can be."""
 

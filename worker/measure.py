@@ -109,7 +109,7 @@ def wait(sandbox: Sandbox, result: int, *, timeout: float, memory: int) -> dict[
 
 
 class ReadResult(msgspec.Struct):
-    """What the probe wrote: of each module that was loaded its figure (ns or kB), and the end if it got that far."""
+    """What the probe wrote: of each module that was loaded its figure (ns, kB or threads), and the end if it got that far."""
 
     figures: dict[str, int] = {}
     known: dict[str, Known] = {}
@@ -151,6 +151,7 @@ def describe(name: str, figure: int, mode: Mode, known: Known) -> dict[str, Any]
         "name": printable(name),
         "seconds": max(figure, 0) / 1e9 if mode == "time" else None,
         "kb": max(figure, 0) if mode == "memory" else None,
+        "threads": max(figure, 0) if mode == "edges" else None,
         "asks": [printable(asked) for asked in known.asks] if mode == "edges" else None,
         "stdlib": stdlib,
         "file": known.file,

@@ -6,7 +6,7 @@ loads within it, and its own cost. Modes:
 
     time     exclusive seconds of each module, without those in which it was ready to run and others had the processor
     memory   exclusive growth of anonymous memory of each module
-    edges    which modules each module's body asked for
+    edges    which modules each module's body asked for, and how many threads it left
     plain    no hook: what the whole costs
 
 Collections are off in every mode, as they are when an executor imports. A processor that others use as well is slower
@@ -16,7 +16,7 @@ Results go to a file of their own, which is mapped into memory: no descriptor is
 no limit that it sets on files counts. Lines of the file, up to the first zero byte (`worker/measure.py` reads them):
 
     start                                       imports begin
-    <ns or kB> TAB <module> [TAB <what else>]   as soon as it is loaded, so that a crash keeps what was measured before
+    <ns, kB or threads> TAB <module> [TAB <what else>]   as soon as it is loaded, so that a crash keeps what was measured before
     = TAB <the whole>                           the end; JSON as `<what else>` is
 """
 
@@ -43,6 +43,7 @@ clock = time.perf_counter_ns
 cpu_clock = time.process_time_ns
 open_file, close_file, pread = os.open, os.close, os.pread
 duplicate = fcntl.fcntl
+list_folder = os.listdir
 getpid = os.getpid
 end_process = os._exit
 block_signals, set_timer = signal.pthread_sigmask, signal.setitimer
@@ -238,10 +239,12 @@ class Hook:
         self.asks: dict[str, dict[str, None]] = {}  # dicts as ordered sets
         self.baseline = set(sys.modules)
         self.figures: dict[str, None] = {}  # in the order in which loading ended
-        # In nanoseconds or kB; edges need neither.
+        # In nanoseconds, kB or threads.
         self.gauge: Callable[[], int] = lambda: clock() - waited()
         if mode == "memory":
             self.gauge = memory.kb
+        elif mode == "edges":
+            self.gauge = count_threads
 
     def stack(self) -> list["Frame"]:
         stack = self.stacks.get(thread_id())
@@ -423,6 +426,14 @@ class AnonymousMemory:
     def read(self) -> int:
         fields = pread(self.statm, 128, 0).split()
         return (int(fields[1]) - int(fields[2])) * PAGE_KB
+
+
+def count_threads() -> int:
+    """How many threads this process has, those of C libraries too; one where that cannot be seen."""
+    try:
+        return len(list_folder("/proc/self/task"))
+    except OSError:
+        return 1
 
 
 def make_waited() -> Callable[[], int]:
