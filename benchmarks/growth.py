@@ -33,7 +33,12 @@ def run(bench: Bench) -> Iterator[Line]:
                     imports.append(bench.fresh(import_into, url=url, document=str(catalogue.document_alone)))
                     if number == 0:
                         scored = bench.fresh(
-                            scoring.time_ours, url=url, module_sets=asked, rounds=rounds, singles=singles
+                            scoring.time_ours,
+                            url=url,
+                            module_sets=asked,
+                            rounds=rounds,
+                            singles=singles,
+                            pause_s=bench.pause_s,
                         ).value["single"]
             yield bench.line(
                 "growth-import",

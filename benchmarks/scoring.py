@@ -28,7 +28,6 @@ from readie.flavor import Flavor
 BATCH = 64
 WARM_UP = 8
 ROUNDS = 6
-PAUSE_S = 1.5  # between two rounds
 
 #: Milliseconds a call at most: one never seen before, in a batch, with checkpoints that are no closed sets, seen before.
 SINGLE_MS = {"duckdb": 4.0, "postgresql": 2.0}
@@ -62,7 +61,9 @@ def run(bench: Bench) -> Iterator[Line]:
             say(f"scoring{suffix} on {kind}")
             with bench.database(kind) as url:
                 bench.fresh(import_into, url=url, document=document)
-                ours = bench.fresh(time_ours, url=url, module_sets=asked, rounds=rounds, singles=singles)
+                ours = bench.fresh(
+                    time_ours, url=url, module_sets=asked, rounds=rounds, singles=singles, pause_s=bench.pause_s
+                )
             for way, target in _targets(kind, closed=not missing).items():
                 seconds, numbers, answers = (ours.value[way][name] for name in ("seconds", "numbers", "answers"))
                 every = list(chain(*seconds))
@@ -127,7 +128,9 @@ def time_limit(router: limit.Router, module_sets: list[list[str]]) -> dict[str, 
 # ---- in processes of their own; answers are (checkpoint id, cost, cold cost) in nanoseconds ----
 
 
-def time_ours(url: str, module_sets: list[list[str]], rounds: int, singles: int) -> dict[str, Any]:
+def time_ours(
+    url: str, module_sets: list[list[str]], rounds: int, singles: int, pause_s: float = 0.0
+) -> dict[str, Any]:
     """By way of asking: seconds a call, a list a round, and the answers, with the numbers of their module sets.
 
     In each round `singles` sets are asked for one in a statement, then each again, then the others many in a statement.
@@ -154,7 +157,7 @@ def time_ours(url: str, module_sets: list[list[str]], rounds: int, singles: int)
             way: {"seconds": [], "numbers": [], "answers": []} for way in ("single", "seen", "batch")
         }
         for start in range(0, rounds * a_round, a_round):
-            time.sleep(PAUSE_S if start else 0)
+            time.sleep(pause_s if start else 0)
             alone = [range(number, number + 1) for number in range(start, start + singles)]
             together = [
                 range(number, min(number + BATCH, start + a_round))

@@ -730,7 +730,9 @@ def count_threads(runs: Iterable[Run], asks: Mapping[str, Sequence[str]], items:
     most: dict[str, int] = {}
     for run in runs:
         if run.mode == "edges" and run.whole and run.threads > 1:
-            left = charge(run.roots, {node.name: node.value for node in run.nodes}, asks, items)
+            # A resource that leaves threads has failed: it is no item, and what it left is nobody's.
+            values = {node.name: node.value for node in run.nodes if node.name in items or not is_resource(node.name)}
+            left = charge(run.roots, values, asks, items)
             most |= {key: max(most.get(key, 0), round(count)) for key, count in left.items() if count > 0}
     return most
 

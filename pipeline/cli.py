@@ -242,7 +242,10 @@ def print_lines(lines: Sequence[str]) -> None:
 def corpus(
     paths: Annotated[
         list[Path] | None,
-        typer.Argument(help="Python files, notebooks, Markdown and reStructuredText pages, and folders of them."),
+        typer.Argument(
+            help="Python files, notebooks, Markdown and reStructuredText pages, folders of them, and sets that were collected"
+            " before (.jsonl, .jsonl.gz)."
+        ),
     ] = None,
     *,
     out: OutOption = DEFAULT_OUT,
@@ -295,15 +298,19 @@ def corpus(
 
 
 def collect(paths: Sequence[Path], out: Path, recorded: Sequence[ImportSet] = ()) -> Corpus:
-    """Raises `BadFile`, also where nothing asks for anything."""
-    found = collect_corpus(paths)
-    if not found.sets and not recorded:
+    """The import sets of example code, of what was collected before, and of recorded calls; `corpus.jsonl` has them.
+
+    Raises `BadFile`, also where nothing asks for anything.
+    """
+    collected = [path for path in paths if path.name.endswith((".jsonl", ".jsonl.gz"))]
+    found = collect_corpus(path for path in paths if path not in collected)
+    found = replace(found, sets=tuple(merge_sets(found.sets, recorded, *map(read_corpus, collected))))
+    if not found.sets:
         nothing = f"none of {found.files} files imports anything but the standard library"
         raise BadFile(
             f"{', '.join(map(str, paths))}: {nothing}" if paths else "no recorded call asks for a module",
             "Give folders with example code.",
         )
-    found = replace(found, sets=tuple(merge_sets(found.sets, recorded)))
     write_corpus(found, out / "corpus.jsonl")
     return found
 
@@ -539,7 +546,10 @@ def report(*, out: OutOption = DEFAULT_OUT, flavor: FlavorOption = "cpu", as_jso
 @app.command()
 def generation(
     paths: Annotated[
-        list[Path] | None, typer.Argument(help="Example code; default: corpus.jsonl in the work folder.")
+        list[Path] | None,
+        typer.Argument(
+            help="Example code, or import sets (.jsonl, .jsonl.gz); default: corpus.jsonl in the work folder."
+        ),
     ] = None,
     *,
     rootfs: RootfsOption,

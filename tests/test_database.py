@@ -133,7 +133,7 @@ def test_a_reader_sees_one_state(database: Database) -> None:
 
 
 def test_writers_at_once_lose_nothing(database: Database) -> None:
-    """Eight threads count one row up twenty-five times each, under the worker's lock."""
+    """Eight threads count one row up twenty-five times each, under one lock."""
     row: dict[str, Any] = {"worker_id": "w", "flavor": "cpu", "state": "ready", "runtime": "fork", "markers": "{}"}
     row |= {"python": "3.11.7", "incarnation": "", "max_sandboxes": 0, "base_bytes": 0, "heard_at": NOW}
     with database.transaction() as connection:
@@ -144,7 +144,7 @@ def test_writers_at_once_lose_nothing(database: Database) -> None:
         try:
             for _ in range(25):
                 with database.transaction() as connection:
-                    database.lock_worker(connection, "w")
+                    database.lock(connection, "counting")
                     known = connection.execute(select(workers.c.base_bytes)).scalar_one()
                     connection.execute(workers.update().values(base_bytes=known + 1))
         except Exception as error:

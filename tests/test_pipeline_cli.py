@@ -1,5 +1,6 @@
 """`readie-pipeline`: results to stdout, talk to stderr, one message for an error, exit 0, 1 or 2."""
 
+import gzip
 import json
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from pipeline.cli import main
+from pipeline.corpus import read_corpus
 from pipeline.plan import PLANNERS
 from readie.document import read_document
 from tests.tiny import make_rootfs
@@ -195,6 +197,34 @@ class TestAllOfIt:
             assert one["predicted_mb"] == pytest.approx(one["measured_mb"], abs=2)
             assert one["predicted_s"] >= 0.02
             assert one["measured_s"] >= 0.02
+
+
+class TestCollected:
+    """Import sets that were collected before stand beside example code."""
+
+    def test_equal_sets_are_added_up(self, command: Command, tmp_path: Path) -> None:
+        """Of two files, one of them compressed, and a program."""
+        (tmp_path / "one.jsonl").write_text('{"modules": ["ground"], "count": 3, "sources": ["a"]}\n')
+        with gzip.open(tmp_path / "two.jsonl.gz", "wt") as file:
+            file.write('{"modules": ["ground"], "count": 4}\n{"modules": ["tower"], "count": 1}\n')
+        (tmp_path / "three.py").write_text("import ground\n")
+        paths = [tmp_path / name for name in ("one.jsonl", "two.jsonl.gz", "three.py")]
+        done = command("corpus", "--out", tmp_path / "out", *paths)
+
+        assert done.code == 0, done.err
+        assert {one.modules: one.count for one in read_corpus(tmp_path / "out" / "corpus.jsonl")} == {
+            ("ground",): 8,
+            ("tower",): 1,
+        }
+
+    def test_a_damaged_one_is_named(self, command: Command, tmp_path: Path) -> None:
+        """With the line; nothing is written."""
+        (tmp_path / "one.jsonl").write_text("[]\n")
+        done = command("corpus", "--out", tmp_path / "out", tmp_path / "one.jsonl")
+
+        assert done.code == 2
+        assert "one.jsonl" in done.err
+        assert not (tmp_path / "out" / "corpus.jsonl").exists()
 
 
 class TestReport:

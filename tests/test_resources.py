@@ -691,7 +691,7 @@ class TestCommandLine:
 
 # ---- what a real root filesystem has ----
 
-REAL = Path(os.environ.get("RESOURCES_ROOTFS", "nowhere"))
+REAL = Path(os.environ.get("RESOURCES_ROOTFS", ROOT / ".demo" / "resources"))
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 SENTENCES = [
     "That is a happy person",
@@ -755,7 +755,7 @@ def real(tmp_path: Path) -> Iterator[ForkRuntime]:
     running.close()
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason="RESOURCES_ROOTFS names no root filesystem with what they need")
+@pytest.mark.skipif(not REAL.is_dir(), reason="make resources makes the root filesystem that they need")
 class TestReal:
     """What `catalogues/resources-cpu.toml` declares, in a root filesystem that has it at its top."""
 

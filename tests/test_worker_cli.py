@@ -88,6 +88,7 @@ def test_probe_answers_each_request_in_order(rootfs: Path) -> None:
         "name": "light",
         "seconds": 0,
         "kb": None,
+        "threads": None,
         "asks": None,
         "stdlib": False,
         "file": None,
