@@ -86,6 +86,7 @@ class Database:
         # DuckDB's transactions see one state anyway.
         snapshot = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
         self._reader = engine if self._is_duckdb else engine.execution_options(**snapshot)
+        self._committed = 0
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -93,8 +94,15 @@ class Database:
 
         Raises `DatabaseUnavailable` when the database cannot be reached or is lost on the way.
         """
-        with _duckdb_writes if self._is_duckdb else nullcontext(), self._problems(), self.engine.begin() as connection:
-            yield connection
+        with _duckdb_writes if self._is_duckdb else nullcontext(), self._problems():
+            with self.engine.begin() as connection:
+                yield connection
+            self._committed += 1
+
+    @property
+    def version(self) -> int | None:
+        """What was read at a version still holds while that lasts; None: others may change the database at any time."""
+        return self._committed if self._is_duckdb else None
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:

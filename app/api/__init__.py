@@ -5,7 +5,7 @@ Bodies are decoded here once, straight into the wire type that the route names, 
 
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hmac import compare_digest
 from typing import Any, Final
 
@@ -47,6 +47,7 @@ class Serving:
     explaining: Groups[ExplainRequest, Explanation]
     placing: Groups[CallRequest, CallPlaced]
     accepting: Groups[tuple[str, str], None]  # placement, worker
+    named: dict[Flavor | str, tuple[int | None, str | None]] = field(default_factory=dict)  # the database's version too
     ending: Groups[tuple[str, Result], str | None]  # placement and its result; its call, None: it had ended before
 
 

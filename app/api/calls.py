@@ -39,6 +39,9 @@ Wait = Annotated[float, QueryParameter(ge=0, le=MAX_WAIT, description="seconds t
 #: Modules of a request at most that is explained together with others, which then wait for it.
 MOST_TOGETHER = 100
 
+#: Flavors and SHA-256 whose catalogues are remembered.
+MOST_NAMED = 1000
+
 Limit = Annotated[int, QueryParameter(ge=1, le=1000)]
 Offset = Annotated[int, QueryParameter(ge=0, le=2**31 - 1)]
 
@@ -159,7 +162,7 @@ def read_calls(connection: Connection, state: CallState | None, limit: int, offs
 @post("/explain", operation_id="explain", status_code=200, responses=PROBLEMS)
 async def explain_modules(data: JSONBody[ExplainRequest], serving: NamedDependency[Serving]) -> Explanation:
     """What every checkpoint would cost for these modules, cheapest first, and why."""
-    sha256 = await serving.naming.ask(data.catalogue or data.flavor)
+    sha256 = await _name(serving, data.catalogue or data.flavor)
     if sha256 and (known := remembered(sha256, data)):
         return known
     if len(data.modules) > MOST_TOGETHER:
@@ -173,6 +176,18 @@ def explain_together(
     """A group's explanations, all of the same state."""
     with database.reading() as connection:
         return explain_calls(connection, requests, settings.packages_policy)
+
+
+async def _name(serving: Serving, asked: Flavor | str) -> str | None:
+    """As `name_together` says for one; from memory as long as nothing was written that it does not know of."""
+    version = serving.database.version  # before looking: what is written meanwhile makes the answer an old one
+    known_at, sha256 = serving.named.get(asked, (None, None))
+    if version is None or version != known_at:
+        sha256 = await serving.naming.ask(asked)
+        if len(serving.named) >= MOST_NAMED:
+            serving.named.clear()
+        serving.named[asked] = version, sha256
+    return sha256
 
 
 def name_together(database: Database, asked: Sequence[Flavor | str]) -> list[str | None]:
