@@ -47,7 +47,7 @@ class Serving:
     explaining: Groups[ExplainRequest, Explanation]
     placing: Groups[CallRequest, CallPlaced]
     accepting: Groups[tuple[str, str], None]  # placement, worker
-    named: dict[Flavor | str, tuple[int | None, str | None]] = field(default_factory=dict)  # the database's version too
+    named: dict[str, tuple[int | None, str | None]] = field(default_factory=dict)  # the database's version too
     ending: Groups[tuple[str, Result], str | None]  # placement and its result; its call, None: it had ended before
 
 
