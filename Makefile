@@ -60,13 +60,13 @@ generation: setup ## the whole pipeline for one flavor: make generation FLAVOR=c
 	$(BIN)/readie-pipeline generation --flavor $(FLAVOR) --rootfs $(ROOTFS) --runtime $(RUNTIME) --out $(OUT) $(CORPUS)
 
 capture: setup ## plan and capture from the measurements, and copy the result to catalogues/
-	$(BIN)/readie-pipeline plan --flavor $(FLAVOR) --out $(OUT)
+	$(BIN)/readie-pipeline plan --flavor $(FLAVOR) --rootfs $(ROOTFS) --runtime $(RUNTIME) --out $(OUT)
 	$(BIN)/readie-pipeline capture --flavor $(FLAVOR) --rootfs $(ROOTFS) --runtime $(RUNTIME) --out $(OUT)
 	rm -rf catalogues/$(FLAVOR).parquet
 	cp -r $(OUT)/catalogue.parquet catalogues/$(FLAVOR).parquet
 	cp $(OUT)/catalogue.json catalogues/$(FLAVOR).json
 
-lock: ## resolve pyproject.toml again into requirements.lock, and the demo's packages
+lock: ## resolve pyproject.toml again into requirements.lock, and the packages of demo and resources
 	$(PYTHON) -m venv --clear build/lock
 	build/lock/bin/python -m pip install --quiet uv
 	build/lock/bin/uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 \
@@ -78,5 +78,5 @@ lock: ## resolve pyproject.toml again into requirements.lock, and the demo's pac
 		--no-deps --universal --python-version 3.11.5 --generate-hashes --no-header --no-annotate \
 		--no-emit-index-url --no-emit-find-links --quiet --output-file catalogues/requirements-resources.lock
 
-clean: ## remove what make made
+clean: ## remove what make made, but for generation/ and benchmarks/data/
 	rm -rf $(VENV) .demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -44,7 +44,6 @@ from sqlalchemy import (
     table,
     text,
 )
-from sqlalchemy.dialects.postgresql import ARRAY
 
 from app.sql import views
 from app.tables import BitString
@@ -447,8 +446,6 @@ def _arrow_type(target: "Column[Any]") -> pa.DataType:
             return pa.string()
         case BitString():
             return pa.binary()
-        case ARRAY(item_type=Integer()):
-            return pa.list_(pa.int32())
         case other:
             raise NotImplementedError(f"{target}: no bulk load of {other!r}")
 
@@ -466,7 +463,7 @@ def _insert(connection: Connection, into: Table, rows: pa.Table) -> None:
 
 
 _POSTGRESQL_TYPES = {pa.int64(): "int8", pa.int32(): "int4", pa.float64(): "float8", pa.string(): "text"}
-_POSTGRESQL_TYPES |= {pa.binary(): "varbit", pa.list_(pa.int32()): "int4[]"}
+_POSTGRESQL_TYPES |= {pa.binary(): "varbit"}
 
 
 class _BitsDumper(Dumper):

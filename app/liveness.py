@@ -47,7 +47,7 @@ def report_status(connection: Connection, worker_id: str, status: WorkerStatus) 
     if len(sandboxes) < len(status.sandboxes) or len(set(placements)) < len(placements):
         raise BadRequest("sandboxes: a sandbox_id or a placement_id is listed twice")
     worker = {"worker_id": worker_id}
-    # First, because it locks the worker's row: placements on this worker wait until all of the report is in.
+    # A placement meanwhile sees the worker as it was or as it will be: it ranks by one statement, of one state.
     connection.execute(
         statement("upsert_worker"),
         {
@@ -64,7 +64,7 @@ def report_status(connection: Connection, worker_id: str, status: WorkerStatus) 
             "incarnation": status.incarnation,
         },
     )
-    # Before the sandboxes, as in end_placement: in the same order no two transactions wait for one another.
+    # Before the sandboxes, as in end_placements: in the same order no two transactions wait for one another.
     connection.execute(
         statement("delete_done_cancellations"),
         {**worker, "placement_ids": placements, "settle_ms": SETTLE_SECONDS * 1000},

@@ -1,7 +1,7 @@
 """Placement: a worker for a call, then the checkpoint its sandbox starts from, then the lease, in one transaction.
 
 Ranking and filtering are `rank_workers` of placement.sql; scoring is app/scoring.py's. Same state, same call: same
-placement. Calls that arrive together share the transaction: all but the ranking is one statement for all of them.
+placement. Calls that arrive together share the transaction: scoring and all writing is one statement for all of them.
 """
 
 import json

@@ -1,10 +1,11 @@
 """The router's settings, each from the environment variable of its name, read once at start."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 
 from readie import wire
+from readie.requirements import PackagesPolicy
 from readie.settings import Bytes, Duration
 
 
@@ -30,4 +31,4 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     default_memory: Bytes = Bytes(2**30)  # budget of a call that gives none
     max_payload: Bytes = Bytes(wire.MAX_PAYLOAD)  # of a call and of a result
     max_catalogue: Bytes = Bytes(2**30)  # of a document sent to the API; it waits in TMPDIR until it is imported
-    packages_policy: Literal["version", "names"] = "version"  # names: skip by name alone, whatever the version
+    packages_policy: PackagesPolicy = "version"  # names: skip by name alone, whatever the version

@@ -204,7 +204,7 @@ def write_catalogue(shape: Shape, file: TextIO, *, direct: bool = False) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path, help="where to write it")
+    parser.add_argument("file", type=Path, nargs="?", default=Path("cpu.json"), help="where to write it: cpu.json")
     parser.add_argument("--packages", type=int, default=5000, help="items; 250 give about 1 MB, 5000 about 400 MB")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--missing", type=float, default=0.0, help="part of each checkpoint's items left out at random")

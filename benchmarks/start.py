@@ -23,10 +23,12 @@ def run(bench: Bench) -> Iterator[Line]:
         with bench.database(kind) as holding, bench.database(kind) as empty:
             urls = dict(zip(seconds, (holding, empty), strict=True))
             bench.fresh(import_into, url=holding, document=str(catalogue.document))
+            peaks_mb: list[float] = []
             for _ in range(bench.repeats(7)):
                 for folder, url in urls.items():
                     with running_router(url, log, folder) as router:
                         seconds[folder].append(router.ready_s)
+                        peaks_mb.append(router.peak_mb())
         with_it, without = (statistics.median(each) for each in seconds.values())
         yield bench.line(
             "start",
@@ -35,6 +37,7 @@ def run(bench: Bench) -> Iterator[Line]:
             "s more",
             with_it - without,
             baseline=parse.value,
+            peak_mb=max(peaks_mb),
             target=Target(1, "s"),
             with_s=with_it,
             without_s=without,

@@ -788,6 +788,9 @@ def analyze(
         if wanted:
             left += _measure_resources(sandbox, wanted, journal, repeats=(repeats, most), budget=budget)
     warnings = list(rootfs.warnings)
+    bare = sorted({name for one in corpus for name in one.modules if rootfs.is_namespace(name)})
+    if bare:
+        warnings.append(f"asked for, and bare namespaces, which belong to no distribution: {shorten(bare)}")
     if left:
         warnings.append(f"the time was up with {left} measurements left: run analyze again to go on")
     elif loose:

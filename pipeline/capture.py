@@ -1,6 +1,7 @@
 """Captures the planned checkpoints, restores and times them, fits alpha, and writes manifest and catalogue."""
 
 import hashlib
+import os
 import shutil
 import statistics
 from collections.abc import Iterable, Sequence
@@ -117,8 +118,8 @@ class Captures:
             whole += line
             if timing.host == host:
                 self.known[timing.purpose, timing.spec] = timing
-        if path.exists() and whole != path.read_bytes():
-            path.write_bytes(whole)
+        if path.exists():
+            os.truncate(path, len(whole))  # what a kill cut short; never a moment without what is good
 
     def _note(self, timing: Timing) -> Timing:
         with self.path.open("ab") as file:

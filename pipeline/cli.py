@@ -76,7 +76,7 @@ MaxRepeatsOption = Annotated[
         envvar="PIPELINE_MAX_REPEATS",
         min=1,
         max=1000,
-        help="How often at most, for a median whose 95 % interval is wider than 5 % and 0.5 ms; "
+        help="How often at most, for a median whose 95 % interval is wider than ± 5 % and ± 0.5 ms; "
         "default: three times --repeats, and once where --repeats is 1.",
     ),
 ]
@@ -605,6 +605,8 @@ def verify(
     corpus: CorpusOption = None,
     sample: Annotated[int, typer.Option(min=1, max=100_000, help="Modules, and import sets, to check.")] = 20,
     seed: Annotated[int, typer.Option(help="Of the random choice.")] = 0,
+    timeout: TimeoutOption = 60.0,
+    memory: MemoryOption = "4Gi",
     as_json: JsonOption = False,
 ) -> None:
     """Import a random sample whole, in fresh processes, and compare with what was predicted.
@@ -614,7 +616,7 @@ def verify(
     kind = check_flavor(flavor)
     with work_folder(out):
         measurements = find_measurements(out, kind)
-        sandbox = choose_sandbox(rootfs or Path(measurements.info.rootfs), runtime)
+        sandbox = choose_sandbox(rootfs or Path(measurements.info.rootfs), runtime, timeout, memory)
         result = run_verification(sandbox, measurements, find_corpus(out, corpus), sample, seed)
     if as_json:
         print_json(result)

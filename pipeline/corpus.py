@@ -50,7 +50,7 @@ class Corpus:
 
 
 def collect_corpus(paths: Iterable[Path]) -> Corpus:
-    """The import sets of `.py`, `.ipynb` and `.md` files, and of all that folders hold of them.
+    """The import sets of Python files, notebooks, Markdown and reStructuredText pages, and of all that folders hold of them.
 
     In folders, hidden ones, virtual environments and `node_modules` are left out, and links are not followed.
     The order is fixed. Raises `BadFile` for a path that is not there or of another kind.

@@ -31,7 +31,6 @@ from readie import cost
 from readie.errors import BadSetting, UsageError
 from readie.files import read_json, write_json
 from readie.flavor import Flavor
-from readie.units import MB
 
 
 @dataclass(frozen=True)
@@ -196,7 +195,7 @@ def plan_fixed(problem: Problem, alpha: Decimal, limits: Limits, sets: Sequence[
                 )
         blocks = hold(problem, [positions])[0]
         size = int(problem.block_bytes[blocks].sum())
-        if size > limits.checkpoint_mb * MB:
+        if size > limits.checkpoint_bytes:
             raise UsageError(
                 f"set {number} ({', '.join(modules)}) is {size_mb(size):.1f} MB, more than a checkpoint may have",
                 "Raise --checkpoint-mb, or give a smaller set.",
@@ -204,13 +203,13 @@ def plan_fixed(problem: Problem, alpha: Decimal, limits: Limits, sets: Sequence[
         one = Chosen(tuple(np.flatnonzero(blocks[problem.block_of[problem.asked]]).tolist()), size)
         if one not in chosen:
             chosen.append(one)
-    if len(chosen) > limits.max_checkpoints - 1:
+    if len(chosen) > limits.places:
         raise UsageError(
             f"{len(chosen)} sets and the empty checkpoint are more than {limits.max_checkpoints} checkpoints",
             "Raise --max-checkpoints, or give fewer sets.",
         )
     together = sum(one.size_bytes for one in chosen)
-    if together > limits.size_budget_mb * MB:
+    if together > limits.budget_bytes:
         raise UsageError(
             f"the sets are {size_mb(together):.1f} MB together, more than the budget of {limits.size_budget_mb} MB",
             "Raise --size-budget-mb, or give fewer sets.",

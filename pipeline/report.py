@@ -354,7 +354,10 @@ def write_plan_text(plan: Plan, manifest: Manifest | None = None) -> list[str]:
     lines.append(f"  all requests together: {without:.2f} s without checkpoints, {cost:.2f} s with them{less}")
     proof = _find_proof(plan)
     if plan.candidates_kept is not None:
-        lines.append(f"  {plan.candidates_kept} of {plan.candidates} candidates were left after pruning")
+        beyond = (
+            f"; {plan.candidates_left_out} that pairs would give were not looked at" if plan.candidates_left_out else ""
+        )
+        lines.append(f"  {plan.candidates_kept} of {plan.candidates} candidates were left after pruning{beyond}")
     if proof.greedy_s is not None:
         lines.append(
             f"  the greedy plan: {proof.greedy_s:.4f} s, {100 * (proof.greedy_s / cost - 1) if cost else 0:.2f} % more"

@@ -1,4 +1,4 @@
-"""The cost model in plain Python: the oracle of the tests, and the only implementation beside `app/sql/scoring.sql`.
+"""The cost model in plain Python: the oracle that tests hold `app/sql/scoring.sql` and the planner to.
 
     cost(checkpoint) = size_ns(checkpoint) + Σ load_ns(needed items that the checkpoint lacks)
     cost(cold start) =                       Σ load_ns(needed items)

@@ -1,6 +1,7 @@
 """Which datasets, models and tokenizers a call loads: `load_iris()` of scikit-learn is `dataset:sklearn/iris`.
 
-One rule for the corpus, the client and `resources.toml`. Standard library only.
+The rule by which the corpus names what example code loads; keys of `resources.toml` are written like that. Functions
+that are called name theirs by `readie.resource`. Standard library only.
 """
 
 import re

@@ -11,9 +11,9 @@ from packaging.version import Version
 from readie.errors import BadRequirement
 from readie.wire import MAX_NAME, KeptPackage, SkippedPackage
 
-__all__ = ["Requirement", "parse_requirement", "split_requirements"]
+__all__ = ["PackagesPolicy", "Requirement", "parse_requirement", "split_requirements"]
 
-Policy = Literal["version", "names"]
+PackagesPolicy = Literal["version", "names"]
 
 
 def parse_requirement(text: str) -> Requirement:
@@ -45,7 +45,7 @@ def split_requirements(
     requirements: Iterable[str],
     distributions: Mapping[str, str],
     markers: Mapping[str, str],
-    policy: Policy = "version",
+    policy: PackagesPolicy = "version",
 ) -> tuple[list[SkippedPackage], list[KeptPackage]]:
     """What the root filesystem has, and what is to be installed for the call, each with the reason, in order.
 
@@ -83,7 +83,7 @@ def _apply_marker(marker: Marker | None, markers: Mapping[str, str]) -> tuple[bo
         return True, f"its marker cannot be evaluated: {error}"
 
 
-def _why_kept(requirement: Requirement, installed: str | None, policy: Policy) -> str:
+def _why_kept(requirement: Requirement, installed: str | None, policy: PackagesPolicy) -> str:
     """Why the root filesystem does not satisfy `requirement`; empty if it does."""
     if installed is None:
         return "the root filesystem does not have it"

@@ -99,6 +99,7 @@ CORPUS = [
     asks("lazypk.heavy"),
     asks("dynamic.made.inner.thing"),
     asks("nowhere.at.all", count=2),
+    asks("ns"),
 ]
 
 
@@ -214,6 +215,11 @@ class TestItems:
     def test_a_name_of_a_module_that_is_made_at_run_time_is_found(self, items: dict[str, MeasuredItem]) -> None:
         """`dynamic.made.inner.thing` is tried, then what is around it."""
         assert "dynamic" in items
+
+    def test_a_bare_namespace_is_reported(self, measured: Measurements, items: dict[str, MeasuredItem]) -> None:
+        """K05: it belongs to no distribution, and is no item."""
+        assert "asked for, and bare namespaces, which belong to no distribution: ns" in measured.info.warnings
+        assert "ns" not in items
 
     def test_names_that_are_not_there_are_told_with_their_count(self, measured: Measurements) -> None:
         """They are neither roots nor failures."""

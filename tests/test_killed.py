@@ -72,6 +72,9 @@ def run(starter: "subprocess.Popen[str]", *arguments: object, kill_after: float 
     return int(starter.stdout.readline())
 
 
+JOURNALS = ("measurements.journal.jsonl", "captures.journal.jsonl")
+
+
 def whole_lines(path: Path) -> list[bytes]:
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     return [line for line in lines if line.endswith(b"\n")]
@@ -80,8 +83,8 @@ def whole_lines(path: Path) -> list[bytes]:
 @pytest.fixture(scope="module")
 def killed(
     starter: "subprocess.Popen[str]", tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, list[list[bytes]]]:
-    """The work folder of a generation that was killed ten times and then finished, and its journal after each kill."""
+) -> tuple[Path, list[dict[str, list[bytes]]]]:
+    """The work folder of a generation that was killed ten times and then finished, and its journals after each kill."""
     folder = tmp_path_factory.mktemp("killed")
     rootfs, out = make_rootfs(folder / "rootfs", PACKAGES), folder / "out"
     out.mkdir()
@@ -91,12 +94,12 @@ def killed(
     for _ in range(KILLS):
         status = run(starter, *arguments, kill_after=random.uniform(0.0, 2.0))
         assert status in {signal.SIGKILL, 0}
-        journals.append(whole_lines(out / "measurements.journal.jsonl"))
+        journals.append({name: whole_lines(out / name) for name in JOURNALS})
     assert run(starter, *arguments) == 0
     return out, journals
 
 
-def test_it_finishes(killed: tuple[Path, list[list[bytes]]]) -> None:
+def test_it_finishes(killed: tuple[Path, list[dict[str, list[bytes]]]]) -> None:
     """With the catalogue and the checkpoints of an undisturbed run."""
     out, _ = killed
     catalogue = load_catalogue(out / "catalogue.json")
@@ -107,16 +110,17 @@ def test_it_finishes(killed: tuple[Path, list[list[bytes]]]) -> None:
     assert not list(out.glob("**/*.partial"))
 
 
-def test_no_completed_measurement_is_lost(killed: tuple[Path, list[list[bytes]]]) -> None:
-    """What was in the journal at a kill is in the final one, in the same place."""
+@pytest.mark.parametrize("name", JOURNALS)
+def test_nothing_completed_is_lost(killed: tuple[Path, list[dict[str, list[bytes]]]], name: str) -> None:
+    """What was in the journal at a kill is in the final one, in the same place: measurements and captures."""
     out, journals = killed
-    final = whole_lines(out / "measurements.journal.jsonl")
+    final = whole_lines(out / name)
 
     for journal in journals:
-        assert final[: len(journal)] == journal
+        assert final[: len(journal[name])] == journal[name]
 
 
-def test_no_completed_measurement_is_repeated(killed: tuple[Path, list[list[bytes]]]) -> None:
+def test_no_completed_measurement_is_repeated(killed: tuple[Path, list[dict[str, list[bytes]]]]) -> None:
     """Edges once, time twice, memory once, of each process."""
     out, _ = killed
     runs = [msgspec.json.decode(line, type=Run) for line in whole_lines(out / "measurements.journal.jsonl")[1:]]
@@ -126,8 +130,18 @@ def test_no_completed_measurement_is_repeated(killed: tuple[Path, list[list[byte
     assert {run.mode for run in runs} == set(wanted)
 
 
+def test_no_completed_capture_is_repeated(killed: tuple[Path, list[dict[str, list[bytes]]]]) -> None:
+    """Each checkpoint of each purpose once."""
+    out, _ = killed
+    done = [msgspec.json.decode(line) for line in whole_lines(out / "captures.journal.jsonl")]
+    captured = [(one["purpose"], msgspec.json.encode(one["spec"])) for one in done]
+
+    assert len(captured) >= 2
+    assert len(set(captured)) == len(captured)
+
+
 def test_the_same_measurements_give_the_same_plan_and_catalogue(
-    killed: tuple[Path, list[list[bytes]]], starter: "subprocess.Popen[str]"
+    killed: tuple[Path, list[dict[str, list[bytes]]]], starter: "subprocess.Popen[str]"
 ) -> None:
     """Byte for byte, in a folder that has nothing but what was measured and captured."""
     out, _ = killed

@@ -184,9 +184,10 @@ async def _name(serving: Serving, asked: Flavor | str) -> str | None:
     known_at, sha256 = serving.named.get(asked, (None, None))
     if version is None or version != known_at:
         sha256 = await serving.naming.ask(asked)
-        if len(serving.named) >= MOST_NAMED:
-            serving.named.clear()
-        serving.named[asked] = version, sha256
+        if version is not None:
+            if len(serving.named) >= MOST_NAMED:
+                serving.named.clear()
+            serving.named[asked] = version, sha256
     return sha256
 
 

@@ -1,6 +1,7 @@
 -- The cost model (readie/cost.py is its oracle):
 --     cost of a checkpoint = size_ns + load_ns of the needed items that it lacks
 --     cost of a cold start =           load_ns of all needed items
+-- planes hold both terms: size_ns is the price of an atom more, which every call needs (closure -1).
 -- All in integer nanoseconds. Closures, contents and planes are bit strings over atoms (docs/decisions/0001-closures.md).
 
 -- name: match_items
