@@ -23,7 +23,7 @@ from sqlalchemy import make_url
 
 from app.database import migrate, open_database
 from benchmarks import limit
-from benchmarks.catalogues import GeneratedCatalogue, Size, find_catalogue, make
+from benchmarks.catalogues import BenchCatalogue, Size, find_catalogue, make
 from benchmarks.fresh import ROOT, Outcome, memory_mb, run_fresh
 from readie.projection import load_catalogue
 from tests.postgres import running_postgresql
@@ -108,7 +108,7 @@ class Bench:
         value = function(**msgspec.json.decode(msgspec.json.encode(arguments)))
         return Outcome(value=msgspec.json.decode(msgspec.json.encode(value)), peak_mb=memory_mb("VmHWM"))
 
-    def catalogue(self, packages: int | None = None, missing: float = 0.0) -> GeneratedCatalogue:
+    def catalogue(self, packages: int | None = None, missing: float = 0.0) -> BenchCatalogue:
         """A generated catalogue; it is made, in a process of its own, if it is not there yet."""
         packages = packages or self.packages
         found = find_catalogue(packages, missing=missing)
@@ -120,11 +120,11 @@ class Bench:
             raise RuntimeError(f"the catalogue of {packages} items was made, and is not there")
         return found
 
-    def limit(self, catalogue: GeneratedCatalogue) -> limit.Router:
+    def limit(self, catalogue: BenchCatalogue) -> limit.Router:
         """The limit over a catalogue; it is kept, for it is in no process that is measured."""
-        if catalogue.folder not in self._limits:
-            self._limits[catalogue.folder] = limit.Router(load_catalogue(catalogue.document))
-        return self._limits[catalogue.folder]
+        if catalogue.document not in self._limits:
+            self._limits[catalogue.document] = limit.Router(load_catalogue(catalogue.document))
+        return self._limits[catalogue.document]
 
     @cached_property
     def postgresql(self) -> str:
@@ -177,7 +177,7 @@ class Bench:
     def line(
         self,
         name: str,
-        catalogue: GeneratedCatalogue,
+        catalogue: BenchCatalogue,
         kind: Kind | None,
         unit: str,
         ours: float,

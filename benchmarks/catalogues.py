@@ -1,4 +1,5 @@
-"""The generated catalogues that the benchmarks use, each made once and kept in `benchmarks/data/`.
+"""The catalogues that the benchmarks use: generated ones, each made once and kept in `benchmarks/data/`, and the real one
+that the repository carries.
 
     python -m benchmarks.catalogues --packages 5000
 
@@ -12,18 +13,20 @@ import os
 import random
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from benchmarks import make_catalogue
+from pipeline.corpus import read_corpus
 from readie.closure import compute_closures
-from readie.document import read_document
-from readie.projection import projection_path, write_projection
+from readie.document import Catalogue, read_document
+from readie.projection import load_catalogue, projection_path, write_projection
 
-DATA = Path(__file__).parent / "data"
+ROOT = Path(__file__).parent.parent
+DATA = ROOT / "benchmarks" / "data"
 
 
 class Size(msgspec.Struct, frozen=True):
@@ -36,29 +39,27 @@ class Size(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class GeneratedCatalogue:
-    """`middle` are the items whose closures are about half of everything: 2,500 of 5,000."""
+class BenchCatalogue:
+    """What is asked for: of a generated one three modules of `middle`, of the real one sets of the corpus."""
 
-    folder: Path
+    document: Path  # with its projection beside it
     size: Size
-    middle: list[str]
     sha256: str
     generation: str
     checkpoint_ids: list[str]
-
-    @property
-    def document(self) -> Path:
-        """The document, with its projection beside it."""
-        return self.folder / "both" / "cpu.json"
+    middle: list[str] = field(default_factory=list)  # items whose closures are about half of everything: 2,500 of 5,000
+    corpus: list[list[str]] = field(default_factory=list)
 
     @property
     def document_alone(self) -> Path:
-        """The same file, without its projection."""
-        return self.folder / "json" / "cpu.json"
+        """The same file, without its projection. Generated ones have it."""
+        return self.document.parent.parent / "json" / "cpu.json"
 
     def module_sets(self, count: int, seed: int) -> list[list[str]]:
-        """So many sets of three modules of `middle`, all different."""
+        """So many sets of modules, all different."""
         chosen = random.Random(seed)
+        if self.corpus:
+            return chosen.sample(self.corpus, count)
         sets: dict[frozenset[str], list[str]] = {}
         while len(sets) < count:
             modules = chosen.sample(self.middle, 3)
@@ -74,14 +75,44 @@ class _Facts(msgspec.Struct, frozen=True):
     checkpoint_ids: list[str]
 
 
-def find_catalogue(packages: int, *, seed: int = 1, missing: float = 0.0) -> GeneratedCatalogue | None:
+def find_catalogue(packages: int, *, seed: int = 1, missing: float = 0.0) -> BenchCatalogue | None:
     """The catalogue of so many items, if it was made by this version of the generator."""
     folder = _folder(packages, seed, missing)
     try:
         facts = msgspec.json.decode((folder / "facts.json").read_bytes(), type=_Facts)
     except FileNotFoundError:
         return None
-    return GeneratedCatalogue(folder, facts.size, facts.middle, facts.sha256, facts.generation, facts.checkpoint_ids)
+    return BenchCatalogue(
+        document=folder / "both" / "cpu.json",
+        size=facts.size,
+        sha256=facts.sha256,
+        generation=facts.generation,
+        checkpoint_ids=facts.checkpoint_ids,
+        middle=facts.middle,
+    )
+
+
+def read_real() -> BenchCatalogue:
+    """The committed catalogue, and the import sets of the committed corpus."""
+    document = ROOT / "catalogues" / "cpu.json"
+    catalogue = load_catalogue(document)
+    return BenchCatalogue(
+        document=document,
+        size=size_of(document, catalogue),
+        sha256=catalogue.sha256,
+        generation=catalogue.generation,
+        checkpoint_ids=[checkpoint.checkpoint_id for checkpoint in catalogue.checkpoints],
+        corpus=[list(one.modules) for one in read_corpus(ROOT / "corpora" / "cpu.jsonl.gz")],
+    )
+
+
+def size_of(document: Path, catalogue: Catalogue) -> Size:
+    return Size(
+        megabytes=round(document.stat().st_size / 1e6, 1),
+        items=len(catalogue.keys),
+        edges=len(catalogue.dependencies),
+        checkpoints=len(catalogue.checkpoints),
+    )
 
 
 def make(packages: int, seed: int = 1, missing: float = 0.0) -> None:
@@ -101,12 +132,7 @@ def make(packages: int, seed: int = 1, missing: float = 0.0) -> None:
     needs = np.unpackbits(reached.reach, axis=1, count=len(held)) @ held
     share = needs[reached.component] / max(packages, 1)
     facts = _Facts(
-        size=Size(
-            megabytes=round(document.stat().st_size / 1e6, 1),
-            items=len(catalogue.keys),
-            edges=len(catalogue.dependencies),
-            checkpoints=len(catalogue.checkpoints),
-        ),
+        size=size_of(document, catalogue),
         middle=[catalogue.keys[item] for item in np.flatnonzero((share > 0.4) & (share < 0.6)).tolist()],
         sha256=catalogue.sha256,
         generation=catalogue.generation,

@@ -14,7 +14,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -784,9 +784,10 @@ def analyze(
             with stage("Compiling byte code"):
                 say(f"  compiled {compile_ahead(sandbox.python)} files")
         most = max(repeats, 3 * repeats if most_repeats is None else most_repeats) if repeats > 1 else 1
-        left, loose = _measure_all(sandbox, rootfs, roots, journal, repeats=(repeats, most), budget=budget)
+        left = _measure_all(sandbox, rootfs, roots, journal, repeats=repeats, budget=budget)
         if wanted:
             left += _measure_resources(sandbox, wanted, journal, repeats=(repeats, most), budget=budget)
+        loose = 0 if left or most == repeats else _tighten(sandbox, rootfs, roots, journal, most=most, budget=budget)
     warnings = list(rootfs.warnings)
     bare = sorted({name for one in corpus for name in one.modules if rootfs.is_namespace(name)})
     if bare:
@@ -830,17 +831,11 @@ def _measure_all(
     roots: Sequence[Root],
     journal: Journal,
     *,
-    repeats: tuple[int, int],
+    repeats: int,
     budget: Budget,
-) -> tuple[int, int]:
-    """Runs the processes that the journal lacks. Returns how many were left when the time was up.
-
-    First those without which a module is measured too rarely, then those that would make intervals tighter.
-    """
-    least, most = repeats
-    with ExitStack() as stack:
-        count = max(1, len(os.sched_getaffinity(0)) - 1)
-        streams = [stack.enter_context(ProbeStream(sandbox)) for _ in range(count)]
+) -> int:
+    """Runs the processes without which a module is measured too rarely. Returns how many were left."""
+    with _open_streams(sandbox) as streams:
         edges = _Edges(roots, journal, lambda root: rootfs.distribution_of(root, None))
         left = 0
         while edges.waiting and budget.is_left():
@@ -849,11 +844,11 @@ def _measure_all(
                 left += _work(edges.steps(groups), len(groups), "edges", streams, budget)
             edges.waiting = edges.find_lost()
         left += len(edges.waiting) if not left else 0
-        whole = [run for run in journal.runs if run.mode == "edges" and run.whole and run.nodes and not run.declaration]
+        whole = _whole_edges(journal)
         weights = {name: root.weight for root in roots for name in root.names}
         bundles = bundle(whole, edges.distribution_of)
         # Memory hardly differs from one process to the next (4 kB a module), time does.
-        wanted: dict[Mode, int] = {"time": least, "memory": max(1, least // 2)}
+        wanted: dict[Mode, int] = {"time": repeats, "memory": max(1, repeats // 2)}
         chosen = choose_runs(bundles, weights, journal.runs, wanted)
         if chosen and budget.is_left():
             # Byte code that is not there by now would be written, or be compiled, while the clock runs.
@@ -863,8 +858,24 @@ def _measure_all(
                 left += _work(_steps(chosen, journal), len(chosen), "measuring", streams, budget)
         elif chosen:
             left += len(chosen)
-        loose = 0
-        while not left and not loose and most > least:
+    return left
+
+
+def _tighten(
+    sandbox: Sandbox,
+    rootfs: RootFilesystem,
+    roots: Sequence[Root],
+    journal: Journal,
+    *,
+    most: int,
+    budget: Budget,
+) -> int:
+    """Runs the processes that make intervals tighter. Returns how many were left of those that were last chosen."""
+    weights = {name: root.weight for root in roots for name in root.names}
+    bundles = bundle(_whole_edges(journal), lambda root: rootfs.distribution_of(root, None))
+    loose = 0
+    with _open_streams(sandbox) as streams:
+        while not loose:
             chosen = find_loose(bundles, weights, journal.runs, Precision(most=most))
             if not chosen:
                 break
@@ -872,7 +883,18 @@ def _measure_all(
             if budget.is_left():
                 with stage(f"Making intervals tighter in {len(chosen)} processes"):
                     loose = _work(_steps(chosen, journal), len(chosen), "measuring", streams, budget)
-    return left, loose
+    return loose
+
+
+def _whole_edges(journal: Journal) -> list[Run]:
+    return [run for run in journal.runs if run.mode == "edges" and run.whole and run.nodes and not run.declaration]
+
+
+@contextmanager
+def _open_streams(sandbox: Sandbox) -> Iterator[list[ProbeStream]]:
+    """One for each core but one, which is the pipeline's own."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(ProbeStream(sandbox)) for _ in range(max(1, len(os.sched_getaffinity(0)) - 1))]
 
 
 def _measure_resources(
@@ -884,9 +906,7 @@ def _measure_resources(
     """
     least, most = repeats
     left = 0
-    with ExitStack() as stack:
-        count = max(1, len(os.sched_getaffinity(0)) - 1)
-        streams = [stack.enter_context(ProbeStream(sandbox)) for _ in range(count)]
+    with _open_streams(sandbox) as streams:
 
         def work(chosen: Sequence[tuple[Mode, Wanted]]) -> int:
             def steps() -> Iterator[Step]:
