@@ -6,6 +6,7 @@ it exactly.
 """
 
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ _TELLS_S = 0.005  # a process tells its pace by its modules from this much time 
 _TELLS_FROM = 5.0  # and from this many modules: one alone would take its own noise for the pace
 _SPOILED = 1.25  # times as slow as the reference: such a process does not count where there are enough others,
 _ENOUGH = 3  # of each of its modules
+_STRAY = 4 / 3  # a time that is so many times the median, or a part like that of it, counts as if it were just that
 _INTERVAL = 1.96 * 1.2533 * 1.4826  # 95 % interval of a median, in median absolute deviations over √n
 
 Floats = npt.NDArray[np.float64]
@@ -25,7 +27,10 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Figures:
-    """One module's times, each at the reference pace: the median, and how well it is known."""
+    """One module's times, each at the reference pace: the mean without strays, and how well it is known.
+
+    Times are skewed: medians of many modules add up to less than the median of their sum does.
+    """
 
     middle: float
     spread: float  # median absolute deviation
@@ -55,7 +60,7 @@ def settle(
     """What each module costs at the reference pace, and the pace of each process.
 
     `processes`: seconds by module; `told`: seconds of the fixed work; `stalled`: whether it waited for something, such
-    as a disk; in the same order. Medians of modules and of processes in turn. Processes that stalled or were slow do
+    as a disk; in the same order. Medians of modules and of processes in turn, then the level that processes tell. Processes that stalled or were slow do
     not count for modules that have been measured in enough others.
     """
     if not processes:
@@ -75,6 +80,7 @@ def settle(
     for _ in range(_ROUNDS):
         middles = _medians(values / paces[rows], columns, len(names))
         paces = _compare(values, np.where(shared, middles, 0.0)[columns], rows, prior)
+    paces = _level(paces, prior, [frozenset(process) for process in processes])
     good = ((paces <= _SPOILED) & ~np.array(stalled or [False] * len(processes)))[rows]
     counts = np.bincount(columns[good], minlength=len(names))
     good |= counts[columns] < _ENOUGH  # better than nothing
@@ -82,11 +88,26 @@ def settle(
     middles = _medians(values, columns, len(names))
     spreads = _medians(np.abs(values - middles[columns]), columns, len(names))
     counts = np.bincount(columns, minlength=len(names))
+    strays = np.clip(values, middles[columns] / _STRAY, middles[columns] * _STRAY)
+    means = np.bincount(columns, weights=strays, minlength=len(names)) / np.maximum(counts, 1)
     figures = {
-        name: Figures(float(middles[index]), float(spreads[index]), int(counts[index]))
-        for name, index in number.items()
+        name: Figures(float(means[index]), float(spreads[index]), int(counts[index])) for name, index in number.items()
     }
     return Settled(figures, [float(pace) for pace in paces])
+
+
+def _level(paces: Floats, prior: Floats, loaded: Sequence[frozenset[str]]) -> Floats:
+    """The paces, so that those of the processes that loaded the same modules are in the middle what they told.
+
+    Compared with one another, processes that share little with others say nothing of the level: it would drift.
+    """
+    alike: dict[frozenset[str], list[int]] = defaultdict(list)
+    for process, modules in enumerate(loaded):
+        alike[modules].append(process)
+    levelled = paces.copy()
+    for processes in alike.values():
+        levelled[processes] /= np.median(paces[processes] / prior[processes])
+    return levelled
 
 
 def _medians(values: Floats, groups: Ids, count: int) -> Floats:

@@ -38,12 +38,21 @@ class TestSettling:
         assert settled.paces == pytest.approx([1.0] * 5 + [1.4] * 5)
 
     def test_one_slow_module_is_not_taken_for_the_pace(self) -> None:
-        """The others are as fast as ever."""
+        """The others are as fast as ever, and its own stray time counts as a third more than the median."""
         spoiled = slowed(1.0) | {"m0": 0.5}
         settled = settle([slowed(1.0), slowed(1.0), spoiled], [0.010] * 3)
 
         assert settled.paces == pytest.approx([1.0] * 3)
-        assert settled.figures["m0"].middle == pytest.approx(COSTS["m0"])
+        assert settled.figures["m1"].middle == pytest.approx(COSTS["m1"])
+        assert settled.figures["m0"].middle == pytest.approx(COSTS["m0"] * (1 + 1 + 4 / 3) / 3)
+
+    def test_a_group_that_shares_nothing_keeps_the_level_that_it_tells(self) -> None:
+        """Three processes on a busy machine are slow together: no comparison shows it, the fixed work does."""
+        others = {name.replace("m", "n"): cost for name, cost in slowed(1.6).items()}
+        settled = settle([slowed(1.0)] * 20 + [others] * 3, [0.010] * 20 + [0.015, 0.016, 0.017])
+
+        assert settled.paces[-3:] == pytest.approx([1.6] * 3)
+        assert settled.figures["n3"].middle == pytest.approx(COSTS["m3"])
 
     def test_a_module_alone_keeps_its_noise(self) -> None:
         """Compared with itself only, it would look perfectly steady."""
