@@ -30,10 +30,10 @@ def test_it_is_whole_and_its_projection_belongs_to_it(catalogue: Catalogue) -> N
 
 
 def test_it_is_as_rich_as_what_people_use(catalogue: Catalogue) -> None:
-    """At least 250 distributions; items of most of them; datasets, a model and a tokenizer."""
+    """At least 250 distributions; items of most of them; datasets."""
     assert len(catalogue.distributions) >= 250
     assert len({*catalogue.item_distributions} - {""}) >= 250
-    assert {*catalogue.resource_types} == {"package", "dataset", "model", "tokenizer"}
+    assert {*catalogue.resource_types} == {"package", "dataset"}
 
 
 def test_its_lists_are_direct_dependencies(catalogue: Catalogue) -> None:
@@ -51,10 +51,10 @@ def test_it_knows_what_the_corpus_asks_for(catalogue: Catalogue) -> None:
     assert known >= 0.98 * len(corpus)
 
 
-def test_a_router_explains_with_it(one_database: Database, catalogue: Catalogue) -> None:
+def test_a_router_explains_with_it(database: Database, catalogue: Catalogue) -> None:
     """What pandas and scikit-learn cost, and that a checkpoint would be worth restoring."""
-    import_catalogue(one_database, catalogue)
-    with one_database.reading() as connection:
+    import_catalogue(database, catalogue)
+    with database.reading() as connection:
         explained = explain(connection, ExplainRequest(modules=["pandas", "sklearn.linear_model.Ridge"]))
 
     assert [found.item for found in explained.matches] == ["pandas", "sklearn.linear_model"]

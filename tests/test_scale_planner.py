@@ -30,7 +30,7 @@ items = [
         size_mb=item["size_mb"],
         resource_type=item["resource_type"],
         distribution=item["distribution"],
-        dependencies=frozenset(item["dependencies"]),
+        dependencies=frozenset(item.get("dependencies", ())),
     )
     for key, item in document["items"].items()
 ]
