@@ -336,16 +336,16 @@ class TestBarred:
         for one in made.checkpoints:
             assert not closure(priced, one.canonical) & barred
             assert closure(priced, one.canonical) == frozenset(one.items)
-        needed = {
-            request: closure(priced, [match for name in request.modules if (match := _match(priced, name))])
+        needed = [
+            (request, closure(priced, [match for name in request.modules if (match := _match(priced, name))]))
             for request in corpus
-        }
+        ]
         assert made.barred == {
             key: count
             for key in barred & priced.keys()
-            if (count := sum(request.count for request in needed if key in needed[request]))
+            if (count := sum(request.count for request, items in needed if key in items))
         }
-        free = [request for request in corpus if not needed[request] & barred]
+        free = [request for request, items in needed if not items & barred]
         assert plan(free, barred).checkpoints == plan(free, set()).checkpoints
 
     def test_a_request_that_needs_one_gets_the_rest(self) -> None:
