@@ -162,9 +162,10 @@ def read_calls(connection: Connection, state: CallState | None, limit: int, offs
 @post("/explain", operation_id="explain", status_code=200, responses=PROBLEMS)
 async def explain_modules(data: JSONBody[ExplainRequest], serving: NamedDependency[Serving]) -> Explanation:
     """What every checkpoint would cost for these modules, cheapest first, and why."""
-    sha256 = await _name(serving, data.catalogue or data.flavor)
-    if sha256 and (known := remembered(sha256, data)):
-        return known
+    if not data.packages:  # what becomes of those is never remembered
+        sha256 = await _name(serving, data.catalogue or data.flavor)
+        if sha256 and (known := remembered(sha256, data)):
+            return known
     if len(data.modules) > MOST_TOGETHER:
         return (await sync_to_thread(explain_together, serving.database, serving.settings, [data]))[0]
     return await serving.explaining.ask(data)
