@@ -2,6 +2,7 @@
 
 import fcntl
 import math
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,13 +24,14 @@ from pipeline.processes import Sandbox
 from pipeline.progress import say, stage
 from pipeline.recorded import fetch_recorded
 from pipeline.report import GenerationReport, read_report, report_generation, write_plan_text, write_text
+from pipeline.rootfs_build import build_rootfs, check_rootfs
 from pipeline.verify import verify as run_verification
 from pipeline.verify import write_verification
 from pipeline.what_if import HeldOut, WhatIf, explore_limits, hold_out, plot_what_if, write_held_out, write_what_if
 from readie.command_line import run_command_line
 from readie.errors import BadFile, BadSetting, RuntimeUnavailable, Unavailable, UsageError
 from readie.flavor import Flavor, check_gpu, parse_flavor
-from readie.units import MAX_ALPHA, parse_size
+from readie.units import MAX_ALPHA, MB, parse_size
 
 app = typer.Typer(
     name="readie-pipeline",
@@ -124,6 +126,7 @@ CheckpointMbOption = Annotated[
 DEFAULT_OUT = Path("generation")
 SINCE_FORMATS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%SZ"]
 LIMITS = Limits()
+SHOWN_CHANGES = 20
 
 
 # ---- what the options mean ----
@@ -236,6 +239,73 @@ def print_lines(lines: Sequence[str]) -> None:
 
 
 # ---- the commands ----
+
+
+@app.command()
+def rootfs(
+    requirements: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Requirement files, or lock files with hashes, as pip reads them; none: a bare Python."),
+    ] = None,
+    *,
+    out: Annotated[Path | None, typer.Option("--out", help="The folder to make.")] = None,
+    python: Annotated[
+        str | None,
+        typer.Option(
+            "--python", help="The interpreter to copy: CPython 3.11 or later; default: the one that runs the pipeline."
+        ),
+    ] = None,
+    resources: Annotated[
+        Path | None, typer.Option("--resources", help="Declarations of datasets, models and tokenizers to put into it.")
+    ] = None,
+    check: Annotated[
+        Path | None, typer.Option("--check", help="Instead: say what in this folder is not as it was built.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a self-contained root filesystem: a Python with what is to be installed, and all libraries that these need.
+
+    Example: readie-pipeline rootfs --out rootfs --python python3.11 requirements.lock
+    """
+    if (out is None) == (check is None):
+        raise UsageError("--out makes a root filesystem, --check looks at one", "Give one of the two.")
+    if out is not None:
+        show_built(out, requirements or [], python, resources, as_json=as_json)
+    elif requirements or python or resources:
+        raise UsageError("--check takes nothing but a folder", "Leave the rest out.")
+    elif check is not None:
+        show_changes(check, as_json=as_json)
+
+
+def show_built(
+    out: Path, requirements: Sequence[Path], python: str | None, resources: Path | None, *, as_json: bool
+) -> None:
+    begun = time.monotonic()
+    built = build_rootfs(out, requirements, python=python, resources=resources)
+    seconds = time.monotonic() - begun
+    for warning in built.warnings:
+        say(f"warning: {warning}")
+    record = built.record
+    if as_json:
+        about = {"path": str(out), "seconds": round(seconds, 1), "warnings": built.warnings}
+        print_json(about | msgspec.to_builtins(record))
+        return
+    holds = f"Python {record.python}, {record.distributions} distributions, {record.bytes / MB:.0f} MB"
+    print(f"{out}: {holds}, made in {seconds:.0f} s\ndigest {record.digest}")
+
+
+def show_changes(path: Path, *, as_json: bool) -> None:
+    """Ends the command with 1 where there are some."""
+    record, changes = check_rootfs(path)
+    if as_json:
+        print_json({"path": str(path), "digest": record.digest, "changes": changes})
+    elif changes:
+        more = [f"and {len(changes) - SHOWN_CHANGES} more"] if len(changes) > SHOWN_CHANGES else []
+        print_lines([f"{path} is not as it was built:", *changes[:SHOWN_CHANGES], *more])
+    else:
+        print(f"{path}: ok, as it was built\ndigest {record.digest}")
+    if changes:
+        raise typer.Exit(1)
 
 
 @app.command()
