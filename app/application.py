@@ -32,6 +32,7 @@ from app.api import (
     check_path,
     operations,
     recorded,
+    sessions,
     sql,
     token_guard,
     workers,
@@ -51,6 +52,7 @@ from readie.errors import (
     NoWorkers,
     PayloadTooLarge,
     ReadieError,
+    SessionBusy,
     Unauthorized,
 )
 from readie.settings import check_token
@@ -91,6 +93,8 @@ def create_app(settings: RouterSettings, database: Database, wake_ups: WakeUps |
             calls.list_calls,
             recorded.read_recorded_imports,
             calls.explain_modules,
+            sessions.end,
+            sessions.list_sessions,
             catalogues.list_all,
             catalogues.import_one,
             catalogues.activate,
@@ -164,7 +168,7 @@ def answer_problem(request: Request[Any, Any, Any], error: Exception) -> Respons
         instance = f"urn:uuid:{uuid4()}"
         log.error("request failed", instance=instance, method=request.method, path=request.url.path, exc_info=error)
     headers = {}
-    if isinstance(known, NoCapacity | NoWorkers):
+    if isinstance(known, NoCapacity | NoWorkers | SessionBusy):
         headers["Retry-After"] = "1"
     if isinstance(known, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"

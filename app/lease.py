@@ -11,8 +11,12 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, Row
 
+from app.database import Database
+from app.placement import PLACEMENTS
 from app.rows import in_parts, write_rows
+from app.session import leave_sessions
 from app.sql import statement
+from app.waiting import CAPACITY, call_topic, session_topic, worker_topic
 from readie.errors import (
     PREFIX,
     CallCancelled,
@@ -21,6 +25,7 @@ from readie.errors import (
     ReadieError,
     UnknownCall,
     UnknownPlacement,
+    UnknownSession,
     UnknownWorker,
     problems,
 )
@@ -43,7 +48,8 @@ def call_of(placement_id: str) -> str:
 
 def read_orders(connection: Connection, worker_id: str) -> Orders:
     """What the agent of a worker has to do now. Raises `UnknownWorker`."""
-    if connection.execute(statement("worker_state"), {"worker_id": worker_id}).first() is None:
+    worker = connection.execute(statement("worker_state"), {"worker_id": worker_id}).first()
+    if worker is None:
         raise UnknownWorker(f"{worker_id} has not reported, or was not heard from for too long")
     rows = connection.execute(statement("placements_to_run"), {"worker_id": worker_id, "at_most": MOST_AT_ONCE}).all()
     modules: dict[str, list[str]] = {}
@@ -53,6 +59,9 @@ def read_orders(connection: Connection, worker_id: str) -> Orders:
         modules = _lists(connection.execute(statement("modules_to_run"), call_ids))
         packages = _lists(connection.execute(statement("packages_to_install"), call_ids))
     cancel = connection.execute(statement("placements_to_cancel"), {"worker_id": worker_id}).scalars().all()
+    over: Sequence[str] = ()
+    if worker.kept:
+        over = connection.execute(statement("sessions_to_end"), {"worker_id": worker_id}).scalars().all()
     run = [
         Assignment(
             placement_id=row.placement_id,
@@ -61,7 +70,7 @@ def read_orders(connection: Connection, worker_id: str) -> Orders:
             function=row.function,
             python=row.python,
             modules=modules.get(row.call_id, []),
-            packages=packages.get(row.call_id, []),
+            packages=[] if row.continues else packages.get(row.call_id, []),  # its first call had them installed
             memory=row.memory_bytes,
             max_memory=row.max_memory_bytes,
             gpu=row.gpu,
@@ -71,10 +80,11 @@ def read_orders(connection: Connection, worker_id: str) -> Orders:
             generation=row.generation,
             checkpoint_id=row.checkpoint_id,
             session_id=row.session_id,
+            continues=row.continues,
         )
         for row in rows
     ]
-    return Orders(run=run, cancel=list(cancel))
+    return Orders(run=run, cancel=list(cancel), end_sessions=list(over))
 
 
 def _lists(rows: Iterable[Any]) -> dict[str, list[str]]:
@@ -96,6 +106,9 @@ def accept_placements(
     rows = connection.execute(statement("accept_leases"), {**pairs, "start_ms": round(START_SECONDS * 1000)}).all()
     if rows:
         connection.execute(statement("accept_calls"), {"call_ids": [row.call_id for row in rows]})
+    begun = [row.placement_id for row in rows if row.session_id is not None]
+    if begun:
+        connection.execute(statement("start_sessions"), {"placement_ids": begun})
     holders: dict[str, str] = {row.placement_id: row.worker_id for row in rows}
     if len(holders) < len(asked):
         others = connection.execute(statement("holders_of_placements"), {"placement_ids": placement_ids})
@@ -132,37 +145,41 @@ def add_output(connection: Connection, placement_id: str, output: Output) -> str
     return str(lease.call_id)
 
 
-def end_placements(
-    connection: Connection, results: Sequence[tuple[str, Result]]
-) -> list[str | UnknownPlacement | None]:
+def end_placements(connection: Connection, results: Sequence[tuple[str, Result]]) -> list[list[str] | UnknownPlacement]:
     """The results of placements end their leases and their calls; of several for one placement the first counts.
 
-    Answers each with its call's id; with None where the end was known already, and with `UnknownPlacement` where the
-    call went on without it.
+    Answers each with the topics of who waits for that, none where the end was known already, and with `UnknownPlacement`
+    where the call went on without it.
     """
     placement_ids = list(dict.fromkeys(placement_id for placement_id, _ in results))
+    first = dict(reversed(results))  # of several
     named = {"placement_ids": placement_ids}
     ordered = connection.execute(statement("delete_cancellations"), named).all()
     ended = connection.execute(statement("end_leases"), named).all()
+    leave_sessions(connection, [(lease, first[lease.placement_id]) for lease in ended])
     if ordered or ended:
         gone = dict.fromkeys((row.worker_id, row.placement_id) for row in [*ordered, *ended])
         worker_ids, sandboxes_of = map(list, zip(*gone, strict=True))
         pairs = {"worker_ids": worker_ids, "placement_ids": sandboxes_of}
         connection.execute(statement("delete_sandboxes_of_placements"), pairs)
-    calls: dict[str, str] = {row.placement_id: row.call_id for row in ended}
-    first = dict(reversed(results))  # of several
-    finish_calls(connection, {call_id: first[placement_id] for placement_id, call_id in calls.items()})
-    known = {row.placement_id for row in [*ordered, *ended]}
+    finish_calls(connection, {lease.call_id: first[lease.placement_id] for lease in ended})
+    topics = {row.placement_id: _session_topics(row) for row in ordered}
+    topics |= {lease.placement_id: [call_topic(lease.call_id), CAPACITY, *_session_topics(lease)] for lease in ended}
+    known = set(topics)
     rest = [placement_id for placement_id in placement_ids if placement_id not in known]
     if rest:
         latest = connection.execute(statement("latest_placements"), {"call_ids": [call_of(each) for each in rest]})
         known |= set(latest.scalars())
     return [
-        calls.pop(placement_id, None)  # once
+        topics.pop(placement_id, [])  # once
         if placement_id in known
         else UnknownPlacement(f"{placement_id} has ended, or there never was one")
         for placement_id, _ in results
     ]
+
+
+def _session_topics(row: Row[Any]) -> list[str]:
+    return [] if row.session_id is None else [session_topic(row.session_id)]
 
 
 def finish_calls(connection: Connection, results: Mapping[str, Result]) -> None:
@@ -208,17 +225,19 @@ def stop_placement(connection: Connection, lease: Row[Any]) -> None:
         {
             "worker_id": lease.worker_id,
             "placement_id": lease.placement_id,
+            "session_id": lease.session_id,
             "memory_bytes": lease.memory_bytes,
             "gpu_memory_bytes": lease.gpu_memory_bytes,
         },
     )
     connection.execute(
-        statement("insert_cancellation"), {"placement_id": lease.placement_id, "worker_id": lease.worker_id}
+        statement("insert_cancellation"),
+        {"placement_id": lease.placement_id, "worker_id": lease.worker_id, "session_id": lease.session_id},
     )
 
 
-def cancel_call(connection: Connection, call_id: str) -> str | None:
-    """Ends a call at once; gives the worker that it was on. None: it had ended before, and stays as it is.
+def cancel_call(connection: Connection, call_id: str) -> list[str]:
+    """Ends a call at once; gives the topics of who waits for that. None: it had ended before, and stays as it is.
 
     Raises `UnknownCall`.
     """
@@ -226,9 +245,33 @@ def cancel_call(connection: Connection, call_id: str) -> str | None:
     if lease is None:
         if connection.execute(statement("call_status"), {"call_id": call_id}).first() is None:
             raise UnknownCall(f"{call_id} was never placed")
-        return None
+        return []
+    return _cancel(connection, lease, f"{call_id} was cancelled")
+
+
+def end_session(connection: Connection, database: Database, session_id: str) -> list[str]:
+    """Ends a session, and the call that it has; gives the topics of who waits for that. None: it was over before.
+
+    Its worker is ordered to end the sandbox until it reports none. Raises `UnknownSession`.
+    """
+    database.lock(connection, PLACEMENTS)  # nothing is placed in it meanwhile
+    named = {"session_id": session_id}
+    lease = connection.execute(statement("end_lease_of_session"), named).first()
+    session = connection.execute(statement("expire_session"), named).first()
+    if session is None:
+        if connection.execute(statement("session_of"), named).first() is None:
+            raise UnknownSession(f"{session_id} was never begun, or it was over more than a day ago")
+        return []
+    topics = [worker_topic(session.worker_id), session_topic(session_id)]
+    if lease is not None:
+        topics += _cancel(connection, lease, f"{lease.call_id} was cancelled: session {session_id} was ended")
+    return topics
+
+
+def _cancel(connection: Connection, lease: Row[Any], why: str) -> list[str]:
+    """Ends the call of a lease that has just ended; gives the topics of who waits for that."""
     if lease.accepted:
         stop_placement(connection, lease)
-    cancelled = Result(outcome="cancelled", problem=problem_of(CallCancelled(f"{call_id} was cancelled")))
-    finish_calls(connection, {call_id: cancelled})
-    return str(lease.worker_id)
+    finish_calls(connection, {lease.call_id: Result(outcome="cancelled", problem=problem_of(CallCancelled(why)))})
+    leave_sessions(connection, [(lease, None)])
+    return [worker_topic(lease.worker_id), call_topic(lease.call_id), CAPACITY, *_session_topics(lease)]

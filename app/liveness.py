@@ -13,9 +13,10 @@ from sqlalchemy import Connection, Row
 from app.database import Database
 from app.lease import fail_call, stop_placement
 from app.placement import PLACEMENTS, place_again
+from app.session import EXPIRED_SECONDS, STALE_SECONDS, expire_sessions, leave_sessions
 from app.settings import RouterSettings
 from app.sql import statement
-from app.waiting import CAPACITY, call_topic, worker_topic
+from app.waiting import CAPACITY, call_topic, session_topic, worker_topic
 from readie.errors import BadRequest, CallTimeout, DatabaseUnavailable, PlacementError, ReadieError, WorkerLost
 from readie.flavor import Flavor
 from readie.units import NS_PER_SECOND
@@ -36,16 +37,17 @@ SWEEP = "sweep"
 log = structlog.get_logger(__name__)
 
 
-def report_status(connection: Connection, worker_id: str, status: WorkerStatus) -> None:
-    """Replaces all that is known of a worker by what it reports. Raises `BadRequest` for a sandbox or a placement listed
-    twice, and for GPU memory of a cpu worker.
+def report_status(connection: Connection, worker_id: str, status: WorkerStatus) -> list[str]:
+    """Replaces all that is known of a worker by what it reports; gives the topics of who waits for that.
+
+    Raises `BadRequest` for a sandbox, a placement or a session listed twice, and for GPU memory of a cpu worker.
     """
     if status.flavor is Flavor.CPU and status.gpu_total is not None:
         raise BadRequest(f"gpu_total {status.gpu_total}: the flavor is cpu", "Leave it out, or report flavor gpu.")
-    sandboxes = {sandbox.sandbox_id: sandbox for sandbox in status.sandboxes}
     placements = [sandbox.placement_id for sandbox in status.sandboxes if sandbox.placement_id is not None]
-    if len(sandboxes) < len(status.sandboxes) or len(set(placements)) < len(placements):
-        raise BadRequest("sandboxes: a sandbox_id or a placement_id is listed twice")
+    sessions = [sandbox.session_id for sandbox in status.sandboxes if sandbox.session_id is not None]
+    if any(len(set(ids)) < len(ids) for ids in ([each.sandbox_id for each in status.sandboxes], placements, sessions)):
+        raise BadRequest("sandboxes: a sandbox_id, a placement_id or a session_id is listed twice")
     worker = {"worker_id": worker_id}
     # A placement meanwhile sees the worker as it was or as it will be: it ranks by one statement, of one state.
     connection.execute(
@@ -69,8 +71,7 @@ def report_status(connection: Connection, worker_id: str, status: WorkerStatus) 
         statement("delete_done_cancellations"),
         {**worker, "placement_ids": placements, "settle_ms": SETTLE_SECONDS * 1000},
     )
-    for name in ("delete_worker_generations", "delete_worker_checkpoints", "delete_sandboxes"):
-        connection.execute(statement(name), worker)
+    forgotten = _forget_worker(connection, worker_id, reported_sessions=sessions)
     held = {generation.generation: generation for generation in status.generations}
     if held:
         connection.execute(
@@ -91,18 +92,34 @@ def report_status(connection: Connection, worker_id: str, status: WorkerStatus) 
             statement("insert_worker_checkpoints"),
             {**worker, "generations": list(generations), "checkpoint_ids": list(checkpoint_ids)},
         )
-    if sandboxes:
+    if status.sandboxes:
         connection.execute(
             statement("insert_sandboxes"),
             {
                 **worker,
-                "sandbox_ids": list(sandboxes),
+                "sandbox_ids": [sandbox.sandbox_id for sandbox in status.sandboxes],
                 "placement_ids": [sandbox.placement_id for sandbox in status.sandboxes],
                 "session_ids": [sandbox.session_id for sandbox in status.sandboxes],
                 "memory_bytes": [sandbox.memory for sandbox in status.sandboxes],
                 "gpu_memory_bytes": [sandbox.gpu_memory for sandbox in status.sandboxes],
             },
         )
+    if sessions:
+        connection.execute(statement("settle_sessions"), {**worker, "session_ids": sessions})
+    expired = expire_sessions(connection, worker_id=worker_id) if sessions or forgotten else ()
+    return [worker_topic(worker_id), CAPACITY, *map(session_topic, expired)]
+
+
+def _forget_worker(connection: Connection, worker_id: str, reported_sessions: list[str]) -> list[str]:
+    """Forgets what a worker holds, offers and runs, but for a session's sandbox that is too new for its report.
+
+    Gives the sessions whose sandboxes were forgotten.
+    """
+    worker = {"worker_id": worker_id}
+    connection.execute(statement("delete_worker_generations"), worker)
+    connection.execute(statement("delete_worker_checkpoints"), worker)
+    deleted = connection.execute(statement("delete_sandboxes"), {**worker, "session_ids": reported_sessions})
+    return [session_id for session_id in deleted.scalars() if session_id is not None]
 
 
 def sweep(database: Database, settings: RouterSettings) -> list[str]:
@@ -143,12 +160,15 @@ def end_due_lease(connection: Connection, database: Database, settings: RouterSe
 
     Gives the topics of who waits for that; none when somebody else has ended it.
     """
+    database.lock(connection, PLACEMENTS)  # before the lease: whoever ends a session takes them in this order
     lease = connection.execute(
         statement("end_lease"), {"placement_id": due.placement_id, "accepted": due.accepted}
     ).first()
     if lease is None:
         return []
     topics = [call_topic(lease.call_id), worker_topic(lease.worker_id), CAPACITY]
+    if lease.session_id is not None:
+        topics.append(session_topic(lease.session_id))
     if lease.accepted:
         stop_placement(connection, lease)
     call = connection.execute(statement("call_to_place"), {"call_id": lease.call_id}).one()
@@ -163,6 +183,7 @@ def end_due_lease(connection: Connection, database: Database, settings: RouterSe
             return [*topics, worker_topic(placement.worker_id)]
     log.warning("call failed", call_id=lease.call_id, cause=due.cause, problem=error.slug)
     fail_call(connection, lease.call_id, error)
+    leave_sessions(connection, [(lease, None)])
     return topics
 
 
@@ -177,27 +198,30 @@ def _reason_to_fail(cause: str, lease: Row[Any], call: Row[Any]) -> ReadieError 
         )
     if cause == "deadline":
         return CallTimeout(f"worker {lease.worker_id} sent no result in time")
-    if call.retry:
+    if call.retry and not call.continues:  # the sandbox that it needs is lost
         return None
     how = {"silent": "was not heard from in time", "restarted": "was restarted"}[cause]
     return WorkerLost(f"worker {lease.worker_id} {how}")
 
 
 def evict_worker(connection: Connection, worker_id: str, settings: RouterSettings) -> bool:
-    """Forgets a worker and all that it reported; says whether it did: not if it was heard from or got a call meanwhile."""
+    """Forgets a worker and all that it reported, and expires its sessions; says whether it did: not if it was heard from
+    or got a call meanwhile.
+    """
     worker = {"worker_id": worker_id}
     evicted = connection.execute(
         statement("evict_worker"), {**worker, "ttl_ms": round(settings.worker_ttl * 1000)}
     ).first()
     if evicted is None:
         return False
-    for name in ("delete_worker_generations", "delete_worker_checkpoints", "delete_sandboxes"):
-        connection.execute(statement(name), worker)
+    expire_sessions(connection, worker_id=worker_id)
+    _forget_worker(connection, worker_id, reported_sessions=[])
     return True
 
 
 def prune(database: Database) -> None:
-    """Drops payloads, results and output that are past their time, and orders that nobody came for.
+    """Drops payloads, results and output that are past their time, orders that nobody came for, and what was remembered
+    of expired sessions.
 
     Does nothing while another router sweeps or prunes.
     """
@@ -208,3 +232,6 @@ def prune(database: Database) -> None:
         for name in ("delete_old_payloads", "delete_old_results", "delete_old_output"):
             connection.execute(statement(name), keep)
         connection.execute(statement("delete_old_cancellations"), {"unread_ms": keep["unread_ms"]})
+        expire_sessions(connection)
+        connection.execute(statement("delete_old_sessions"), {"expired_ms": EXPIRED_SECONDS * 1000})
+        connection.execute(statement("delete_old_session_waits"), {"stale_ms": STALE_SECONDS * 1000})

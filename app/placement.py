@@ -1,12 +1,13 @@
 """Placement: a worker for a call, then the checkpoint its sandbox starts from, then the lease, in one transaction.
 
-Ranking and filtering are `rank_workers` of placement.sql; scoring is app/scoring.py's. Same state, same call: same
-placement. Calls that arrive together share the transaction: scoring and all writing is one statement for all of them.
+Ranking and filtering are `rank_workers` of placement.sql; scoring is app/scoring.py's. A call whose session has a sandbox
+goes there instead, and nothing is chosen. Same state, same call: same placement. Calls that arrive together share the
+transaction: scoring and all writing is one statement for all of them.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any
 from uuid import uuid4
@@ -17,6 +18,7 @@ from app.catalogue import find_active_catalogue, list_checkpoints, read_distribu
 from app.database import Database
 from app.rows import in_parts, write_rows
 from app.scoring import Choice, ScoreRequest, catalogue_for_worker, conflicting_distributions, score_calls
+from app.session import check_turn, expired, read_sessions, stop_waiting, wait_for_turns
 from app.settings import RouterSettings
 from app.sql import declared_parameters, statement
 from readie.errors import (
@@ -26,7 +28,8 @@ from readie.errors import (
     NoCapacity,
     NoWorkers,
     ReadieError,
-    SessionsUnavailable,
+    SessionBusy,
+    SessionConflict,
     UnknownCheckpoint,
 )
 from readie.flavor import Flavor
@@ -35,6 +38,9 @@ from readie.units import ns_to_seconds
 from readie.wire import CallPlaced, CallRequest, KeptPackage, Placement, SkippedPackage
 
 PPM = 1_000_000
+
+#: The reason of a placement in the sandbox that a session has.
+SESSION = "session"
 
 #: The lock of whoever chooses workers, or takes one away. One transaction of all routers has it at a time and sees what
 #: was placed before: so no worker is overcommitted, and nobody has to choose again. Groups of calls share it.
@@ -58,12 +64,15 @@ class Demand:
 
 @dataclass(frozen=True, kw_only=True)
 class Reserved:
-    """A worker that has room for a call, and what it is to install there; to be written by the same transaction."""
+    """Where a call is to go, and what it is to install there; to be written by the same transaction: a worker that has
+    room for it, or, if it `continues`, the one that has its session's sandbox.
+    """
 
     demand: Demand
-    worker: RowMapping  # of rank_workers
+    worker: RowMapping  # of rank_workers, or of sessions_asked_for
+    continues: bool = False
     gpu_memory_bytes: int
-    catalogue: RowMapping | None  # that prices calls on this worker; None: they start cold
+    catalogue: RowMapping | None  # that prices calls on this worker; None: nothing is priced
     held: frozenset[str]  # the checkpoints of that catalogue which the worker offers
     skipped: list[SkippedPackage]
     kept: list[KeptPackage]
@@ -132,42 +141,59 @@ def place_call(
 
 
 def place_calls(
-    connection: Connection, database: Database, settings: RouterSettings, requests: Sequence[CallRequest]
+    connection: Connection,
+    database: Database,
+    settings: RouterSettings,
+    requests: Sequence[CallRequest],
+    call_ids: Sequence[str] | None = None,
 ) -> list[CallPlaced | ReadieError]:
     """Places new calls, one after the other: each as if those before it were placed already.
 
-    Answers each with its placement, or with why there is none: what `read_demand` and `reserve` raise. Of that call
-    nothing is written then.
+    Answers each with its placement, or with why there is none: what `read_demand`, `check_turn`, `continue_session` and
+    `reserve` raise. Of that call nothing is written then, but for its place among those that wait for the same session,
+    if it is to ask again; then it has to come with the same id.
     """
     database.lock(connection, PLACEMENTS)
+    call_ids = [uuid4().hex for _ in requests] if call_ids is None else call_ids
+    named = dict.fromkeys(request.session_id for request in requests if request.session_id is not None)
+    sessions = read_sessions(connection, settings.worker_ttl, named)
+    begun: set[str | None] = set()  # the sessions that calls of these have now
     reserved: list[Reserved] = []
     refused: dict[int, ReadieError] = {}
-    for number, request in enumerate(requests):
+    for number, (call_id, request) in enumerate(zip(call_ids, requests, strict=True)):
+        session = None if request.session_id is None else sessions[request.session_id]
         try:
-            if request.session_id is not None:
-                raise SessionsUnavailable(f"session_id {request.session_id} was given")
             demand = read_demand(request, int(settings.default_memory))
-            reserved.append(reserve(connection, settings, demand, reserved))
+            if session is not None:
+                check_turn(session, call_id, begun)
+            if session is None or session["state"] is None:
+                room = reserve(connection, settings, demand, reserved)
+            else:
+                room = continue_session(connection, settings, demand, session)
+                _check_session(connection, session, request, room.kept)
         except ReadieError as error:
             refused[number] = error
+        else:
+            begun.add(request.session_id)
+            reserved.append(room)
     starts = choose_starts(connection, reserved)
-    taken = [request for number, request in enumerate(requests) if number not in refused]
+    taken = [each for number, each in enumerate(zip(call_ids, requests, strict=True)) if number not in refused]
     rows = [
         {
-            **_placement_row(uuid4().hex, 1, room, start, settings),
+            **_placement_row(call_id, 1, room, start, settings),
             "function": request.function,
             "python": request.python,
             "max_memory_bytes": room.demand.max_memory_bytes,
             "gpu_memory_bytes": room.demand.gpu_memory_bytes,
             "max_gpu_memory_bytes": room.demand.max_gpu_memory_bytes,
-            "session_id": None,
+            "session_id": request.session_id,
             "pinned_checkpoint_id": room.demand.checkpoint_id,
             "cold": room.demand.cold,
             "retry": request.retry,
             "timeout_ms": ceil((settings.call_timeout if request.timeout is None else request.timeout) * 1000),
             "payload": request.payload,
         }
-        for request, room, start in zip(taken, reserved, starts, strict=True)
+        for (call_id, request), room, start in zip(taken, reserved, starts, strict=True)
     ]
     write_rows(connection, "insert_calls", rows)
     for part in in_parts(rows, "payload"):
@@ -190,12 +216,38 @@ def place_calls(
     write_rows(connection, "insert_call_modules", modules)
     write_rows(connection, "insert_call_packages", packages)
     write_rows(connection, "insert_leases", rows)
-    answers = iter(placed)
-    return [refused[number] if number in refused else next(answers) for number in range(len(requests))]
+    write_rows(connection, "bind_sessions", [row for row in rows if row["session_id"] and not row["continues"]])
+    placements = iter(placed)
+    answers = [refused[number] if number in refused else next(placements) for number in range(len(requests))]
+    _keep_places(connection, sessions, zip(call_ids, requests, answers, strict=True))
+    return answers
+
+
+def _keep_places(
+    connection: Connection,
+    sessions: Mapping[str, RowMapping],
+    answered: Iterable[tuple[str, CallRequest, CallPlaced | ReadieError]],
+) -> None:
+    """Those that will ask again for their turn in a session, or for room to begin it, keep their places; others go."""
+    waiting: list[tuple[str, str]] = []
+    through: list[str] = []
+    for call_id, request, answer in answered:
+        if request.session_id is None:
+            continue
+        for_room = isinstance(answer, NoCapacity | NoWorkers) and request.queue_timeout > 0
+        if for_room or isinstance(answer, SessionBusy):
+            waiting.append((call_id, request.session_id))
+        elif sessions[request.session_id]["next_call_id"] is not None:
+            through.append(call_id)
+    wait_for_turns(connection, waiting)
+    stop_waiting(connection, through)
 
 
 def place_again(connection: Connection, database: Database, settings: RouterSettings, call_id: str) -> Placement:
-    """Gives a call, whose last lease has ended, its next placement. Raises as `reserve`."""
+    """Gives a call, whose last lease has ended, its next placement; one in the sandbox of a session stays there.
+
+    Raises as `reserve`, and `SessionExpired`.
+    """
     database.lock(connection, PLACEMENTS)
     call = connection.execute(statement("call_to_place"), {"call_id": call_id}).mappings().one()
     demand = Demand(
@@ -209,14 +261,22 @@ def place_again(connection: Connection, database: Database, settings: RouterSett
         checkpoint_id=call["pinned_checkpoint_id"],
         cold=call["cold"],
     )
-    room = reserve(connection, settings, demand, [])
+    if call["continues"]:
+        (session,) = read_sessions(connection, settings.worker_ttl, [call["session_id"]]).values()
+        if session["state"] != "idle":
+            raise expired(session)
+        room = continue_session(connection, settings, demand, session)
+    else:
+        room = reserve(connection, settings, demand, [])
     (start,) = choose_starts(connection, [room])
-    row = _placement_row(call_id, call["attempts"] + 1, room, start, settings)
+    row = _placement_row(call_id, call["attempts"] + 1, room, start, settings) | {"session_id": call["session_id"]}
     columns = {name: row[name] for name in declared_parameters("place_call_again")}
     connection.execute(statement("place_call_again"), columns)
     connection.execute(statement("delete_call_packages"), {"call_id": call_id})
     write_rows(connection, "insert_call_packages", _package_rows(call_id, room))
     write_rows(connection, "insert_leases", [row])
+    if row["session_id"] and not room.continues:  # the sandbox that it may have had is lost: it begins anew
+        write_rows(connection, "bind_sessions", [row])
     return placement_of(row)
 
 
@@ -233,15 +293,17 @@ def reserve(connection: Connection, settings: RouterSettings, demand: Demand, be
         "headroom_ppm": round(settings.memory_headroom * PPM),
         "ttl_ms": round(settings.worker_ttl * 1000),
         "before_worker_ids": [room.worker_id for room in before],
-        "before_memory_bytes": [room.demand.memory_bytes for room in before],
-        "before_gpu_memory_bytes": [room.gpu_memory_bytes for room in before],
+        # what continues is in a sandbox that counts already
+        "before_memory_bytes": [0 if room.continues else room.demand.memory_bytes for room in before],
+        "before_gpu_memory_bytes": [0 if room.continues else room.gpu_memory_bytes for room in before],
+        "before_sandboxes": [0 if room.continues else 1 for room in before],
     }
     worker = connection.execute(statement("rank_workers"), asked).mappings().first()
     if worker is None:
         raise NoWorkers("no worker is ready")
     if not worker["fits"]:
         raise _no_capacity(worker, demand)
-    same = next((room for room in before if room.worker_id == worker["worker_id"]), None)
+    same = next((room for room in before if room.worker_id == worker["worker_id"] and not room.continues), None)
     if same is None:
         catalogue = catalogue_for_worker(connection, worker["worker_id"])
         held = frozenset((catalogue and catalogue["held"]) or ())
@@ -262,6 +324,60 @@ def reserve(connection: Connection, settings: RouterSettings, demand: Demand, be
         skipped=skipped,
         kept=kept,
     )
+
+
+def continue_session(connection: Connection, settings: RouterSettings, demand: Demand, session: RowMapping) -> Reserved:
+    """The sandbox that a session (a row of `read_sessions`) has, for its next call, which gets what that has."""
+    catalogue = catalogue_for_worker(connection, session["worker_id"]) if demand.packages else None
+    skipped, kept = _split_packages(connection, settings, session, demand, catalogue)
+    budgets = ("gpu", "memory_bytes", "max_memory_bytes", "gpu_memory_bytes", "max_gpu_memory_bytes")
+    gpu_memory_bytes = session["gpu_memory_bytes"]
+    if session["gpu"] and gpu_memory_bytes is None:
+        gpu_memory_bytes = session["gpu_total_bytes"]
+    return Reserved(
+        demand=replace(demand, **{name: session[name] for name in budgets}),
+        worker=session,
+        continues=True,
+        gpu_memory_bytes=gpu_memory_bytes or 0,
+        catalogue=None,
+        held=frozenset(),
+        skipped=skipped,
+        kept=kept,
+    )
+
+
+def _check_session(
+    connection: Connection, session: RowMapping, request: CallRequest, kept: Sequence[KeptPackage]
+) -> None:
+    """Raises `SessionConflict` where a call asks for what the session's sandbox does not have.
+
+    What a call leaves open is no demand: a budget that it does not name, how a sandbox is started.
+    """
+    memory = request.max_memory or request.memory
+    gpu_memory = request.max_gpu_memory or request.gpu_memory
+    most_gpu_memory = session["max_gpu_memory_bytes"] or session["gpu_total_bytes"]
+    first, started_from = {"call_ids": [session["call_id"]]}, session["checkpoint_id"]
+    installed = {row.requirement for row in connection.execute(statement("packages_to_install"), first)} if kept else ()
+    missing = [package.requirement for package in kept if package.requirement not in installed]
+    reasons = {
+        "it has no GPU": (request.gpu or gpu_memory) and not session["gpu"],
+        f"its memory is {session['max_memory_bytes']} bytes at most, {memory} are asked for": (
+            memory and memory > session["max_memory_bytes"]
+        ),
+        f"its GPU memory is {most_gpu_memory} bytes at most, {gpu_memory} are asked for": (
+            session["gpu"] and gpu_memory and most_gpu_memory and gpu_memory > most_gpu_memory
+        ),
+        f"it was started from {started_from or 'no checkpoint'}, {request.checkpoint_id} is pinned": (
+            request.checkpoint_id and request.checkpoint_id != started_from
+        ),
+        f"it was started from {started_from}, a cold start is asked for": (
+            request.cold and started_from and session["started"] != "cold"
+        ),
+        f"its first call did not have {', '.join(missing)} installed": missing,
+    }
+    if any(reasons.values()):
+        said = "; ".join(reason for reason, holds in reasons.items() if holds)
+        raise SessionConflict(f"session {request.session_id}: {said}")
 
 
 def _no_capacity(counts: RowMapping, demand: Demand) -> NoCapacity:
@@ -355,6 +471,8 @@ def _score_request(room: Reserved) -> ScoreRequest | None:
 
 def _start(room: Reserved, choice: Choice | None) -> Start:
     demand, catalogue = room.demand, room.catalogue
+    if room.continues:
+        return Start(reason=SESSION)
     if catalogue is None:
         reason = f"cold: worker {room.worker_id} holds no generation of a {room.worker['flavor']} catalogue"
         return Start(reason=reason, unmatched=demand.modules)
@@ -399,6 +517,7 @@ def _placement_row(
         "cold_cost_ns": start.cold_cost_ns,
         "predicted_ready_ns": start.predicted_ready_ns,
         "reason": start.reason,
+        "continues": room.continues,
         "gpu": demand.gpu,
         "memory_bytes": demand.memory_bytes,
         "reserved_gpu_memory_bytes": room.gpu_memory_bytes,

@@ -1,8 +1,8 @@
 """The schema. Rules that must never break are constraints here; Python may be wrong, the tables may not.
 
 Catalogue tables are written once, at import, never updated, and deleted a whole catalogue at a time. State tables
-change: what changes is never a list and never in an index beyond the primary key, because DuckDB refuses such updates
-where other rows refer to them. It also refuses to delete a row and those that refer to it in one transaction, so that
+change: what changes is never a list and never in an index, because DuckDB refuses such updates where other rows refer
+to them. It also refuses to delete a row and those that refer to it in one transaction, so that
 foreign keys are PostgreSQL's only. Units are in the names; times are the database's.
 """
 
@@ -16,12 +16,14 @@ from sqlalchemy import (
     DateTime,
     Double,
     ForeignKeyConstraint,
+    Index,
     Integer,
     LargeBinary,
     MetaData,
     Table,
     Text,
     UniqueConstraint,
+    false,
     func,
 )
 from sqlalchemy.dialects.postgresql import BIT
@@ -281,6 +283,8 @@ calls = Table(
     _time("accepted_at"),
     _time("finished_at"),
     _time("read_at"),
+    # it was given the sandbox of its session: nothing was chosen
+    Column("continues", Boolean, nullable=False, server_default=false()),
     CheckConstraint("state IN ('placed', 'accepted', 'finished', 'failed', 'cancelled')", name="state"),
     CheckConstraint("max_memory_bytes >= memory_bytes AND memory_bytes > 0", name="memory"),
     CheckConstraint("max_gpu_memory_bytes >= gpu_memory_bytes AND gpu_memory_bytes > 0", name="gpu_memory"),
@@ -347,6 +351,10 @@ leases = Table(
     _time("placed_at", nullable=False),
     _time("accepted_at"),
     _time("deadline_at", nullable=False),
+    Column("session_id", Text),
+    # in the sandbox that the session has: it reserves no other
+    Column("continues", Boolean, nullable=False, server_default=false()),
+    Index("uq_leases_session_id", "session_id", unique=True),  # one call at a time in a session
     _is_flavor("worker_flavor"),
     CheckConstraint("checkpoint_flavor = worker_flavor", name="checkpoint_flavor"),  # null passes: cold
     CheckConstraint("NOT gpu OR worker_flavor = 'gpu'", name="gpu_worker"),
@@ -360,15 +368,30 @@ cancellations = Table(
     _key("placement_id"),
     Column("worker_id", Text, nullable=False),
     _time("created_at", nullable=False),
+    Column("session_id", Text),  # whose sandbox ends with the placement
 )
+
+# ---- sessions: calls that share one sandbox ----
 
 sessions = Table(
     "sessions",
     metadata,
     _key("session_id"),
     Column("worker_id", Text, nullable=False),
-    Column("sandbox_id", Text),
+    Column("call_id", Text, nullable=False),  # for which its sandbox was started: what that has is what this call got
+    Column("incarnation", Text),  # of the agent that has its sandbox; null: none has started one yet
     _time("created_at", nullable=False),
-    _time("used_at"),
-    _time("expired_at"),
+    _time("used_at", nullable=False),  # a call began it, or the latest one ended
+    _time("settles_at"),  # until then a report without its sandbox may be older than the sandbox; null: none is
+    _time("expired_at"),  # its sandbox is gone; remembered for a day
+)
+
+# Calls that wait for their turn in a session: requests that were not answered yet, of whichever router.
+session_waits = Table(
+    "session_waits",
+    metadata,
+    _key("call_id"),
+    Column("session_id", Text, nullable=False),
+    Column("ticket", BigInteger, nullable=False),  # the lower one came earlier
+    _time("seen_at", nullable=False),  # its router asked for its turn last; one that asks no more has gone
 )

@@ -28,6 +28,11 @@ def call_topic(call_id: str) -> str:
     return f"call:{call_id}"
 
 
+def session_topic(session_id: str) -> str:
+    """What wakes the calls that wait for their turn in a session: it has become free, or is over."""
+    return f"session:{session_id}"
+
+
 class WakeUps:
     """The long polls of this process, by topic."""
 

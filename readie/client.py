@@ -61,6 +61,7 @@ T = TypeVar("T")
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 POLL_SECONDS = 30.0  # of one long poll
 ANSWER_SECONDS = 60.0  # that the router may take beyond what it was asked to wait
+TURN_SECONDS = 600.0  # that a call may wait for its turn in a session, whatever the router's SESSION_WAIT_TIMEOUT is
 RECONNECT_SECONDS = 30.0  # that a placed call outlives a router that does not answer
 SETTLE_SECONDS = 15.0  # after a call of a map has ended, until its worker has surely reported the room
 IN_FLIGHT = 16  # calls of one map at a time
@@ -194,8 +195,9 @@ class Remote(Generic[P, R]):
     def map(self, /, *iterables: Iterable[Any], in_flight: int = IN_FLIGHT) -> list[R]:
         """Calls the function on each element (on tuples, given several iterables); results in the same order.
 
-        At most `in_flight` calls run at a time; one for which there is no room waits for the others. The first
-        failure cancels the rest and is raised. Progress is shown where stderr is a terminal.
+        At most `in_flight` calls run at a time; one for which there is no room waits for the others. Those of a session
+        run one after the other. The first failure cancels the rest and is raised. Progress is shown where stderr is a
+        terminal.
         """
         if not iterables or in_flight < 1:
             raise TypeError(f"map() takes at least one iterable, and in_flight of 1 or more, not {in_flight}")
@@ -203,7 +205,7 @@ class Remote(Generic[P, R]):
         total = min(sizes) if len(sizes) == len(iterables) else None
         requests = (self.request(*arguments) for arguments in zip(*iterables, strict=False))
         with _progress(self.template.function, total) as advance:
-            return _Batch[R](in_flight, advance).run(requests)
+            return _Batch[R](in_flight if self.template.session_id is None else 1, advance).run(requests)
 
     def request(self, /, *args: Any, **kwargs: Any) -> wire.CallRequest:
         """What is sent for a call: function and arguments as a pickle, and the modules they ask for.
@@ -351,7 +353,8 @@ _Steps = Generator[_Ask | float, httpx.Response, R]
 def _place(request: wire.CallRequest) -> _Steps[wire.CallPlaced]:
     """Has the router place a call. Never sent twice: a lost answer does not say whether the call runs."""
     body = msgspec.msgpack.encode(request)
-    answer = yield from _ask(_Ask("POST", "/v1/calls", request.queue_timeout + ANSWER_SECONDS, body))
+    waits = request.queue_timeout + (0.0 if request.session_id is None else TURN_SECONDS)
+    answer = yield from _ask(_Ask("POST", "/v1/calls", waits + ANSWER_SECONDS, body))
     return read_answer(answer, wire.CallPlaced)
 
 

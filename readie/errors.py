@@ -4,9 +4,10 @@ ReadieError                     a sentence, the way out, and a stable `type` (RF
 ├── UsageError                  the caller's input is at fault (command lines exit with 2)
 │   ├── BadFlavor, BadSize, BadRequirement, BadSetting, BadRequest, BadFunction, ...
 │   └── NotFound
-│       └── UnknownCall, UnknownCheckpoint, UnknownResource, UnknownCatalogue, UnknownItem, UnknownWorker, UnknownPlacement
+│       └── UnknownCall, UnknownCheckpoint, UnknownResource, UnknownCatalogue, UnknownItem, UnknownWorker,
+│           UnknownPlacement, UnknownSession
 ├── PlacementError              no worker could take the call
-│   └── NoWorkers, NoCapacity, SessionsUnavailable
+│   └── NoWorkers, NoCapacity, SessionBusy, SessionExpired
 ├── CallError                   the call was placed, and has no result
 │   └── WorkerLost, OutOfMemory, CallTimeout, CallCancelled, PythonMismatch, InstallFailed, SandboxFailed, RemoteError, ...
 └── Unavailable                 something else is at fault: database behind, router not reachable, ...
@@ -180,6 +181,16 @@ class PlacementTaken(UsageError):
     way_out = "Run it once only: drop it."
 
 
+class UnknownSession(NotFound):
+    slug, title = "unknown-session", "No such session"
+    way_out = "A session begins with its first call; one that has expired is remembered for a day."
+
+
+class SessionConflict(UsageError):
+    slug, status, title = "session-conflict", 409, "The session's sandbox cannot give what the call asks for"
+    way_out = "Ask for no more than the session's first call did, or use another session_id."
+
+
 class PlacementError(ReadieError):
     """No worker could take the call; nothing ran."""
 
@@ -196,9 +207,14 @@ class NoCapacity(PlacementError):
     way_out = "Ask for less memory, give the call a queue_timeout, or add a worker."
 
 
-class SessionsUnavailable(PlacementError):
-    slug, status, title = "sessions-unavailable", 501, "Sessions are not served yet"
-    way_out = "Leave session_id out: each call gets a sandbox of its own."
+class SessionBusy(PlacementError):
+    slug, status, title = "session-busy", 503, "Other calls have the session"
+    way_out = "Calls of a session run one at a time. Try again, or raise SESSION_WAIT_TIMEOUT on the router."
+
+
+class SessionExpired(PlacementError):
+    slug, status, title = "session-expired", 410, "The session's sandbox is gone"
+    way_out = "What it held is lost. Begin another session; this session_id can be used again after a day."
 
 
 class CallError(ReadieError):

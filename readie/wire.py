@@ -36,6 +36,8 @@ Markers = Annotated[dict[Text, Text], msgspec.Meta(max_length=100)]  # a PEP 508
 CallState = Literal["placed", "accepted", "finished", "failed", "cancelled"]
 #: starting: not a candidate yet → ready: takes calls → removed: finishes what it runs, gets nothing new
 WorkerState = Literal["starting", "ready", "removed"]
+#: busy: a call has it, or is being ended in it; idle: its sandbox waits for the next; expired: its sandbox is gone
+SessionState = Literal["busy", "idle", "expired"]
 Stream = Literal["stdout", "stderr"]
 
 
@@ -72,7 +74,9 @@ class CallRequest(Record, frozen=True, kw_only=True):
 
 
 class Placement(Answer, frozen=True, kw_only=True):
-    """Where a call went: a worker, and the checkpoint that its sandbox starts from (None: cold start)."""
+    """Where a call went: a worker, and the checkpoint that its sandbox starts from (None: cold start, or, where `reason`
+    is `session`, the sandbox that its session has).
+    """
 
     placement_id: str
     worker_id: str
@@ -82,7 +86,7 @@ class Placement(Answer, frozen=True, kw_only=True):
     cost: float | None = None  # seconds, by the cost model; None where nothing was scored
     cold_cost: float | None = None  # seconds, the cold start's
     predicted_ready: float | None = None  # seconds to ready: cost plus the runtime's fixed part
-    reason: str = ""  # why this checkpoint, or why cold
+    reason: str = ""  # why this checkpoint, or why cold; session: it goes into the session's sandbox
 
 
 class SkippedPackage(Answer, frozen=True, kw_only=True):
@@ -308,7 +312,7 @@ class Assignment(Answer, frozen=True, kw_only=True):
     function: str
     python: str
     modules: list[str]
-    packages: list[str]  # what to install: the kept ones
+    packages: list[str]  # what to install: the kept ones; none in a session's sandbox, which has them
     memory: int
     max_memory: int
     gpu: bool
@@ -318,6 +322,7 @@ class Assignment(Answer, frozen=True, kw_only=True):
     generation: str | None = None
     checkpoint_id: str | None = None
     session_id: str | None = None
+    continues: bool = False  # in the sandbox that the session has; else a new one is started, and kept for the session
 
 
 class Orders(Answer, frozen=True, kw_only=True):
@@ -325,7 +330,7 @@ class Orders(Answer, frozen=True, kw_only=True):
 
     run: list[Assignment] = []
     cancel: list[str] = []  # placement ids
-    end_sessions: list[str] = []
+    end_sessions: list[str] = []  # session ids whose sandboxes are to end
 
 
 # ---- people and scripts ----
@@ -391,6 +396,18 @@ class WorkerView(Answer, frozen=True, kw_only=True):
     in_flight: int
     heard_at: datetime
     generations: list[HeldGeneration] = []
+
+
+class SessionView(Answer, frozen=True, kw_only=True):
+    session_id: str
+    worker_id: str
+    state: str
+    call_id: str | None  # the call that has it now
+    waiting: int  # calls that wait for their turn
+    memory: int | None  # bytes, the budget of its sandbox; None: none is known of
+    created_at: datetime
+    used_at: datetime  # a call began it, or the latest one ended
+    expired_at: datetime | None
 
 
 class RecordedSet(Answer, frozen=True, kw_only=True):

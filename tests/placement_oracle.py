@@ -85,3 +85,80 @@ def reserve(worker: Worker, placement_id: str, request: CallRequest, default_mem
     memory, _, gpu_memory = budgets(request, default_memory)
     whole = worker.status.gpu_total or 0
     worker.leases[placement_id] = Lease(memory, whole if gpu_memory == WHOLE else gpu_memory)
+
+
+@dataclass
+class Session:
+    """A session: where it is, the bytes of its sandbox, whether a call has it, and whether its sandbox still lives."""
+
+    worker_id: str
+    memory: int
+    busy: bool = True
+    lives: bool = True
+    expired: bool = False
+
+
+@dataclass
+class Cluster:
+    """Cpu workers with these bytes of memory, and what was placed on them; every call is accepted at once."""
+
+    totals: dict[str, int]
+    running: list[tuple[str, str | None, int]] = field(default_factory=list)  # worker, session, bytes
+    sessions: dict[str, Session] = field(default_factory=dict)
+
+    def memory(self, worker_id: str) -> int:
+        """Bytes: of calls, each its own; of sessions, each once, until they have expired."""
+        kept = [session for session in self.sessions.values() if session.worker_id == worker_id and not session.expired]
+        alone = [memory for on, session_id, memory in self.running if on == worker_id and session_id is None]
+        return sum(session.memory for session in kept) + sum(alone)
+
+    def place(self, request: CallRequest, default_memory: int, headroom_ppm: int) -> str:
+        """The worker that a call goes to, or the name of the problem."""
+        session = self.sessions.get(request.session_id or "")
+        if session is None:
+            return self._place_anew(request, default_memory, headroom_ppm)
+        if session.expired:
+            return "session-expired"
+        if session.busy:
+            return "session-busy"
+        if (request.memory or 0) > session.memory:
+            return "session-conflict"
+        session.busy = True
+        self.running.append((session.worker_id, request.session_id, session.memory))
+        return session.worker_id
+
+    def _place_anew(self, request: CallRequest, default_memory: int, headroom_ppm: int) -> str:
+        memory, _, _ = budgets(request, default_memory)
+
+        def rank(worker_id: str) -> tuple[int, int, str]:
+            in_flight = sum(on == worker_id for on, _, _ in self.running)
+            return self.memory(worker_id) * PPM // self.totals[worker_id], in_flight, worker_id
+
+        fitting = [
+            worker_id
+            for worker_id, total in self.totals.items()
+            if (self.memory(worker_id) + memory) * PPM <= total * headroom_ppm
+        ]
+        if not fitting:
+            return "no-capacity"
+        worker_id = min(fitting, key=rank)
+        self.running.append((worker_id, request.session_id, memory))
+        if request.session_id is not None:
+            self.sessions[request.session_id] = Session(worker_id, memory)
+        return worker_id
+
+    def end(self, place: int, *, lives: bool) -> None:
+        """The call that was placed as the `place`th of those that run has ended; its sandbox `lives` on if a session
+        keeps it.
+        """
+        _, session_id, _ = self.running.pop(place)
+        if session_id is not None:
+            self.sessions[session_id].busy = False
+            self.sessions[session_id].lives &= lives
+
+    def report(self, worker_id: str) -> list[tuple[str, int]]:
+        """The sessions whose sandboxes the worker has, with their bytes. Of others it says that they have expired."""
+        mine = {name: session for name, session in self.sessions.items() if session.worker_id == worker_id}
+        for session in mine.values():
+            session.expired |= not session.lives and not session.busy
+        return [(name, session.memory) for name, session in mine.items() if session.lives]

@@ -281,6 +281,170 @@ def test_an_answer_that_says_nothing_is_empty(client: httpx.Client, accept: str)
     assert (answer.status_code, answer.content) == (204, b"")
 
 
+# ---- sessions ----
+
+
+def end_call(client: httpx.Client, placed: dict[str, Any], **result: Any) -> None:
+    path = f"/v1/placements/{placed['placement']['placement_id']}/result"
+    assert client.put(path, json=RESULT | result).status_code == 204
+
+
+def in_threads(*tasks: Callable[[], Any]) -> list[threading.Thread]:
+    """Starts each in its own thread, one after the other."""
+    threads = [threading.Thread(target=task) for task in tasks]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.3)
+    return threads
+
+
+def sessions(client: httpx.Client, **parameters: Any) -> list[dict[str, Any]]:
+    answer = client.get("/v1/sessions", params=parameters)
+    assert answer.status_code == 200, answer.text
+    listed: list[dict[str, Any]] = answer.json()
+    return listed
+
+
+def test_a_session_from_its_first_call_to_its_end(client: httpx.Client, worker: str) -> None:
+    """The second call is told to be in the sandbox that the first one left; the end is ordered until it is reported."""
+    first = place(client, session_id="s")
+    client.post(f"/v1/placements/{first['placement']['placement_id']}/accept", params={"worker_id": worker})
+    end_call(client, first)
+    client.put("/v1/workers/w", json=STATUS | {"sandboxes": [{"sandbox_id": "x", "session_id": "s", "memory": GIB}]})
+    second = place(client, session_id="s")
+
+    assert (second["placement"]["reason"], second["placement"]["checkpoint_id"]) == ("session", None)
+    (assignment,) = client.get(f"/v1/workers/{worker}/placements").json()["run"]
+    assert (assignment["session_id"], assignment["continues"]) == ("s", True)
+    end_call(client, second)
+    assert client.delete("/v1/sessions/s").status_code == 204
+    assert client.get(f"/v1/workers/{worker}/placements").json()["end_sessions"] == ["s"]
+    client.put("/v1/workers/w", json=STATUS)
+    assert client.get(f"/v1/workers/{worker}/placements").json()["end_sessions"] == []
+    refused = client.post("/v1/calls", json=CALL | {"session_id": "s"})
+    assert (refused.status_code, problem(refused)) == (410, "session-expired")
+
+
+def test_calls_of_a_session_wait_for_their_turn(client: httpx.Client, worker: str) -> None:
+    """Each is placed as soon as the one before it has ended, in the order of arrival."""
+    running = place(client, session_id="s")
+    placed: list[tuple[str, dict[str, Any]]] = []
+    threads = in_threads(*(lambda name=name: placed.append((name, place(client, session_id="s"))) for name in "abc"))
+    assert placed == []
+    (view,) = sessions(client)
+    assert (view["state"], view["call_id"], view["waiting"]) == ("busy", running["call_id"], 3)
+    for turns in ("a", "ab", "abc"):
+        ended_at = time.monotonic()
+        end_call(client, placed[-1][1] if placed else running)
+        while len(placed) < len(turns) and time.monotonic() - ended_at < 10:
+            time.sleep(0.01)
+        assert "".join(name for name, _ in placed) == turns
+        assert time.monotonic() - ended_at < 1.5  # woken, not found at the next look into the database
+    for thread in threads:
+        thread.join(10)
+
+
+def test_waiting_for_a_turn_ends(serve: Serve) -> None:
+    """After SESSION_WAIT_TIMEOUT the call is refused as session-busy, and nobody waits behind it."""
+    with serve(session_wait_timeout=0.5) as client:
+        client.put("/v1/workers/w", json=STATUS)
+        running = place(client, session_id="s")
+        started_at = time.monotonic()
+        refused = client.post("/v1/calls", json=CALL | {"session_id": "s"})
+
+        assert 0.5 <= time.monotonic() - started_at < 5
+        assert (refused.status_code, problem(refused)) == (503, "session-busy")
+        assert refused.headers["retry-after"] == "1"
+        assert sessions(client)[0]["waiting"] == 0
+        end_call(client, running)
+        assert place(client, session_id="s")["placement"]["reason"] == "session"
+
+
+def test_a_call_that_begins_a_session_waits_for_room(client: httpx.Client, worker: str) -> None:
+    """As long as its queue_timeout; one of the same session that comes later waits behind it."""
+    full = place(client, memory=3 * GIB)
+    assert problem(client.post("/v1/calls", json=CALL | {"session_id": "s"})) == "no-capacity"
+    placed: list[str] = []
+    threads = in_threads(
+        lambda: placed.append(place(client, session_id="s", function="first", queue_timeout=30)["call_id"]),
+        lambda: placed.append(place(client, session_id="s", function="second")["call_id"]),
+    )
+    assert placed == []
+    end_call(client, full)
+    threads[0].join(10)
+    client.delete(f"/v1/calls/{placed[0]}")
+    threads[1].join(10)
+
+    assert [view["function"] for view in client.get("/v1/calls").json()[:2]] == ["second", "first"]
+
+
+def test_who_waits_for_a_session_that_ends_is_told(client: httpx.Client, worker: str) -> None:
+    """Its call is cancelled, and those that wait for their turn are refused as session-expired."""
+    running = place(client, session_id="s")
+    refused: list[str] = []
+    (thread,) = in_threads(lambda: refused.append(problem(client.post("/v1/calls", json=CALL | {"session_id": "s"}))))
+    assert client.delete("/v1/sessions/s").status_code == 204
+    thread.join(10)
+
+    assert refused == ["session-expired"]
+    assert client.get(f"/v1/calls/{running['call_id']}").json()["state"] == "cancelled"
+    assert client.delete("/v1/sessions/s").status_code == 204
+
+
+def test_a_demand_that_a_session_cannot_meet(client: httpx.Client, worker: str) -> None:
+    """It is refused, with what is in the way."""
+    end_call(client, place(client, session_id="s"))
+    refused = client.post("/v1/calls", json=CALL | {"session_id": "s", "gpu": True})
+
+    assert (refused.status_code, problem(refused)) == (409, "session-conflict")
+    assert refused.json()["detail"] == "session s: it has no GPU"
+
+
+def test_the_list_of_sessions(client: httpx.Client, worker: str) -> None:
+    """The latest first, by worker and state, some at a time."""
+    client.put("/v1/workers/x", json=STATUS | {"memory_total": 2 * GIB})
+    for session_id in ("a", "b", "c"):
+        placed = place(client, session_id=session_id, memory=1 if session_id == "c" else GIB)
+        if session_id != "c":
+            end_call(client, placed)
+    client.delete("/v1/sessions/a")
+
+    def listed(**parameters: Any) -> list[str]:
+        return [view["session_id"] for view in sessions(client, **parameters)]
+
+    assert listed() == ["c", "b", "a"]
+    assert [listed(state=state) for state in ("busy", "idle", "expired")] == [["c"], ["b"], ["a"]]
+    assert {view["worker_id"] for view in sessions(client)} == {"w", "x"}
+    assert listed(worker_id="w") + listed(worker_id="x") in (["c", "a", "b"], ["a", "c", "b"], ["b", "c", "a"])
+    assert listed(limit=1, offset=1) == ["b"]
+    (idle,) = sessions(client, state="idle")
+    assert (idle["memory"], idle["call_id"], idle["waiting"], idle["expired_at"]) == (GIB, None, 0, None)
+
+
+@pytest.mark.parametrize("kind", ["postgresql"], indirect=True)
+def test_two_routers_share_the_turns_of_a_session(database_url: str, database: Database, kind: str) -> None:
+    """Whoever asks which router: calls of one session go to one worker, one at a time, in the order of arrival."""
+    other = open_database(database_url)
+    apps = [create_app(RouterSettings(), each) for each in (database, other)]
+    with TestClient(apps[0]) as first, TestClient(apps[1]) as second:
+        for worker_id in ("w", "x"):
+            first.put(f"/v1/workers/{worker_id}", json=STATUS)
+        running = place(first, session_id="s")
+        placed: list[tuple[str, dict[str, Any]]] = []
+        threads = in_threads(
+            lambda: placed.append(("a", place(second, session_id="s"))),
+            lambda: placed.append(("b", place(first, session_id="s"))),
+        )
+        assert placed == []
+        end_call(first, running)  # the first router wakes b, whose turn it is not
+        threads[0].join(10)
+        assert [name for name, _ in placed] == ["a"]
+        end_call(second, placed[0][1])
+        threads[1].join(10)
+        assert {each["placement"]["worker_id"] for _, each in placed} == {running["placement"]["worker_id"]}
+    other.close()
+
+
 # ---- lists ----
 
 
@@ -407,7 +571,7 @@ def test_the_openapi_document(refusing: httpx.Client) -> None:
         ({"memory": 2, "max_memory": 1}, "bad-budget"),
         ({"packages": ["numpy=="]}, "bad-requirement"),
         ({"checkpoint_id": "checkpoint_9"}, "unknown-checkpoint"),
-        ({"session_id": "s"}, "sessions-unavailable"),
+        ({"session_id": "a b"}, "bad-request"),
         ({"memory": "1Gi"}, "bad-request"),
         ({"memory": 0}, "bad-request"),
         ({"memory": 2**63}, "bad-request"),
@@ -518,6 +682,10 @@ def test_bodies_that_are_too_large(serve: Serve) -> None:
         ("GET", "/schema/nope.json", "not-found"),
         ("GET", "/v1/calls/nonsense", "unknown-call"),
         ("DELETE", "/v1/calls/nonsense", "unknown-call"),
+        ("DELETE", "/v1/sessions/nonsense", "unknown-session"),
+        ("DELETE", "/v1/sessions/%00", "bad-request"),
+        ("GET", "/v1/sessions?state=lost", "bad-request"),
+        ("GET", "/v1/sessions?worker_id=a%00b", "bad-request"),
         ("GET", "/v1/calls/%00", "bad-request"),
         ("GET", "/v1/calls/" + "x" * 1025, "bad-request"),
         ("GET", "/v1/catalogues/cpu/items/" + "x/" * 1024, "bad-request"),
@@ -643,7 +811,12 @@ def test_a_database_that_is_away_is_said_without_where_it_is() -> None:
 
 EACH_MISSING: list[dict[str, Any]] = [{}, {"auth_token": "a"}, {"worker_token": "w"}]
 CLIENT_ROUTES = [("POST", "/v1/calls"), ("GET", "/v1/calls/x"), ("GET", "/v1/workers"), ("POST", "/v1/explain")]
-CLIENT_ROUTES += [("POST", "/v1/catalogues"), ("POST", "/v1/catalogues/cpu/activate")]
+CLIENT_ROUTES += [
+    ("GET", "/v1/sessions"),
+    ("DELETE", "/v1/sessions/s"),
+    ("POST", "/v1/catalogues"),
+    ("POST", "/v1/catalogues/cpu/activate"),
+]
 AGENT_ROUTES = [("PUT", "/v1/workers/w"), ("GET", "/v1/workers/w/placements"), ("PUT", "/v1/placements/p/result")]
 
 

@@ -70,19 +70,19 @@ def accept(database: Database, placement_id: str, worker_id: str = "w") -> None:
         raise refused
 
 
-def end(database: Database, placement_id: str, result: Result = RETURNED) -> str | None:
+def end(database: Database, placement_id: str, result: Result = RETURNED) -> list[str]:
     (ended,) = end_all(database, [(placement_id, result)])
     if isinstance(ended, UnknownPlacement):
         raise ended
     return ended
 
 
-def end_all(database: Database, results: list[tuple[str, Result]]) -> list[str | UnknownPlacement | None]:
+def end_all(database: Database, results: list[tuple[str, Result]]) -> list[list[str] | UnknownPlacement]:
     with database.transaction() as connection:
         return end_placements(connection, results)
 
 
-def cancel(database: Database, call_id: str) -> str | None:
+def cancel(database: Database, call_id: str) -> list[str]:
     with database.transaction() as connection:
         return cancel_call(connection, call_id)
 
@@ -251,7 +251,7 @@ def test_the_first_result_counts(database: Database) -> None:
     placement_id = accepted(database)
     end(database, placement_id)
 
-    assert end(database, placement_id, Result(outcome="returned", payload=b"another")) is None
+    assert end(database, placement_id, Result(outcome="returned", payload=b"another")) == []
     assert the_result(database) == RETURNED
 
 
@@ -282,7 +282,8 @@ def test_results_in_one_transaction_each_end_their_own(database: Database) -> No
     )
 
     assert isinstance(answers[1], UnknownPlacement)
-    assert [*answers[:1], *answers[2:]] == [call_of(second), call_of(first), None, None]
+    topics = [[f"call:{call_of(placement_id)}", "capacity"] for placement_id in (second, first)]
+    assert [*answers[:1], *answers[2:]] == [*topics, [], []]
     states = {row["call_id"]: row["outcome"] for row in rows(database, "SELECT call_id, outcome FROM calls")}
     assert states == {call_of(first): "returned", call_of(second): "raised", call_of(third): "cancelled"}
     results = {row["call_id"]: row["result"] for row in rows(database, "SELECT call_id, result FROM call_results")}
@@ -310,7 +311,7 @@ def test_cancelling_before_it_is_accepted(database: Database) -> None:
     """The agent never hears of the call again, and its reservation is gone."""
     placement_id = placed(database)
 
-    assert cancel(database, call_of(placement_id)) == "w"
+    assert cancel(database, call_of(placement_id)) == ["worker:w", f"call:{call_of(placement_id)}", "capacity"]
     assert orders(database) == Orders()
     assert the_call(database)["state"] == "cancelled"
     assert the_result(database).outcome == "cancelled"
@@ -324,7 +325,7 @@ def test_cancelling_what_runs(database: Database) -> None:
     assert the_call(database)["state"] == "cancelled"
     assert orders(database) == Orders(cancel=[placement_id])
     assert [row["memory_bytes"] for row in rows(database, "SELECT memory_bytes FROM sandboxes")] == [GIB]
-    assert end(database, placement_id, Result(outcome="cancelled")) is None
+    assert end(database, placement_id, Result(outcome="cancelled")) == []
     assert orders(database) == Orders()
     assert rows(database, "SELECT * FROM sandboxes") == []
 
@@ -334,7 +335,7 @@ def test_cancelling_what_has_ended_changes_nothing(database: Database) -> None:
     placement_id = accepted(database)
     end(database, placement_id)
 
-    assert cancel(database, call_of(placement_id)) is None
+    assert cancel(database, call_of(placement_id)) == []
     assert the_call(database)["state"] == "finished"
 
 

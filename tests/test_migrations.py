@@ -14,7 +14,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Table, select, text
+from sqlalchemy import Connection, Table, func, insert, select, text
 
 from app.catalogue import find_active_catalogue, import_catalogue
 from app.database import Database, check_schema, migrate, open_database
@@ -107,7 +107,10 @@ class TestOnData:
         import_catalogue(database, catalogue)
         with database.transaction() as connection:
             connection.execute(
-                text("INSERT INTO sessions (session_id, worker_id, created_at) VALUES ('s', 'w', now())")
+                text(
+                    "INSERT INTO sessions (session_id, worker_id, call_id, created_at, used_at) "
+                    "VALUES ('s', 'w', 'c', now(), now())"
+                )
             )
         command.downgrade(config(database), "0001")
         with database.reading() as connection:
@@ -131,6 +134,38 @@ class TestOnData:
         migrate(database)
 
         assert [self._rows(database, table) for table in tables] == before
+
+    def test_0004_the_sessions(self, database: Database) -> None:
+        """Taken away, calls, leases and cancellations lose their session; sessions stay, until it is applied again."""
+        of_call = {"call_id": "c", "session_id": "s", "continues": True, "gpu": False, "memory_bytes": 1}
+        call = {"state": "placed", "function": "f", "python": "3.11", "max_memory_bytes": 1, "cold": False}
+        call |= {"retry": False, "timeout_ms": 1, "attempts": 1, "reason": "session", "created_at": func.now()}
+        lease = {"placement_id": "c-1", "worker_id": "w", "worker_flavor": "cpu", "gpu_memory_bytes": 0}
+        lease |= {"placed_at": func.now(), "deadline_at": func.now()}
+        session = {"session_id": "s", "worker_id": "w", "call_id": "c", "created_at": func.now(), "used_at": func.now()}
+        rows: dict[str, dict[str, Any]] = {
+            "calls": call | of_call,
+            "leases": lease | of_call,
+            "cancellations": {"placement_id": "p", "worker_id": "w", "session_id": "s", "created_at": func.now()},
+            "sessions": session,
+            "session_waits": {"call_id": "d", "session_id": "s", "ticket": 1, "seen_at": func.now()},
+        }
+        with database.transaction() as connection:
+            for table, row in rows.items():
+                connection.execute(insert(metadata.tables[table]).values(**row))
+        command.downgrade(config(database), "0003")
+        assert self._ask(database, "SELECT session_id, worker_id, sandbox_id FROM sessions") == [("s", "w", None)]
+        assert self._ask(database, "SELECT placement_id, call_id, memory_bytes FROM leases") == [("c-1", "c", 1)]
+        migrate(database)
+
+        assert self._ask(database, "SELECT call_id, session_id, continues FROM calls") == [("c", "s", False)]
+        assert self._ask(database, "SELECT call_id, session_id, continues FROM leases") == [("c", None, False)]
+        assert self._ask(database, "SELECT placement_id, session_id FROM cancellations") == [("p", None)]
+        assert self._ask(database, "SELECT * FROM sessions") == self._ask(database, "SELECT * FROM session_waits") == []
+
+    def _ask(self, database: Database, query: str) -> list[tuple[Any, ...]]:
+        with database.reading() as connection:
+            return [tuple(row) for row in connection.execute(text(query))]
 
     def _rows(self, database: Database, table: Table) -> list[str]:
         with database.reading() as connection:

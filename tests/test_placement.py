@@ -24,7 +24,6 @@ from readie.errors import (
     NoCapacity,
     NoWorkers,
     ReadieError,
-    SessionsUnavailable,
     UnknownCheckpoint,
     problems,
 )
@@ -355,7 +354,6 @@ def test_budgets(database: Database, asked: dict[str, int], stored: tuple[object
         ({"gpu_memory": 2, "max_gpu_memory": 1}, BadBudget),
         ({"cold": True, "checkpoint_id": "checkpoint_1"}, BadRequest),
         ({"packages": ["numpy=="]}, BadRequirement),
-        ({"session_id": "s"}, SessionsUnavailable),
     ],
 )
 def test_demands_that_contradict_themselves_are_refused(

@@ -32,7 +32,7 @@ PROBLEM: Final = "application/problem+json"
 #: In the OpenAPI document: whatever goes wrong is answered with a problem document.
 PROBLEMS: Final = {
     status: ResponseSpec(Problem, description="A problem document", media_type=PROBLEM, generate_examples=False)
-    for status in (400, 401, 404, 409, 413, 422, 500, 501, 503)
+    for status in (400, 401, 404, 409, 410, 413, 422, 500, 503)
 }
 
 
@@ -45,10 +45,10 @@ class Serving:
     wake_ups: WakeUps
     naming: Groups[Flavor | str, str | None]  # a flavor or a SHA-256; the SHA-256 of its catalogue, if there is one
     explaining: Groups[ExplainRequest, Explanation]
-    placing: Groups[CallRequest, CallPlaced]
+    placing: Groups[tuple[str, CallRequest], CallPlaced]  # the call's id, and what it asks for
     accepting: Groups[tuple[str, str], None]  # placement, worker
     named: dict[str, tuple[int | None, str | None]] = field(default_factory=dict)  # the database's version too
-    ending: Groups[tuple[str, Result], str | None]  # placement and its result; its call, None: it had ended before
+    ending: Groups[tuple[str, Result], list[str]]  # placement and its result; topics of who waits for that
 
 
 class WireRequest(Request[Any, Any, Any]):

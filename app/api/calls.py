@@ -1,7 +1,10 @@
 """Routes for clients: place a call, follow it, cancel it; explain what one would cost."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from itertools import cycle
 from typing import Annotated
+from uuid import uuid4
 
 import msgspec
 from litestar import delete, get, post
@@ -16,10 +19,19 @@ from app.database import Database
 from app.explain import explain_calls, remembered
 from app.lease import cancel_call
 from app.placement import place_calls, placement_of
+from app.session import stop_waiting
 from app.settings import RouterSettings
 from app.sql import statement
-from app.waiting import CAPACITY, call_topic, worker_topic
-from readie.errors import NoCapacity, NoWorkers, PayloadTooLarge, ReadieError, UnknownCall
+from app.waiting import CAPACITY, call_topic, session_topic, worker_topic
+from readie.errors import (
+    NoCapacity,
+    NoWorkers,
+    PayloadTooLarge,
+    PlacementError,
+    ReadieError,
+    SessionBusy,
+    UnknownCall,
+)
 from readie.flavor import Flavor
 from readie.units import ns_to_seconds
 from readie.wire import (
@@ -48,32 +60,67 @@ Offset = Annotated[int, QueryParameter(ge=0, le=2**31 - 1)]
 
 @post("/calls", operation_id="placeCall", responses=PROBLEMS)
 async def place(data: JSONBody[CallRequest], serving: NamedDependency[Serving]) -> CallPlaced:
-    """Places a call on a worker, waiting up to its queue_timeout for one that can take it."""
+    """Places a call on a worker, waiting up to its queue_timeout for one that can take it, and for its turn in its
+    session.
+    """
     most = serving.settings.max_payload
     if len(data.payload) > most:
         raise PayloadTooLarge(f"the payload has {len(data.payload)} bytes, MAX_PAYLOAD is {most}")
-
-    async def try_to_place() -> CallPlaced | NoWorkers | NoCapacity:
-        try:
-            return await serving.placing.ask(data)
-        except (NoWorkers, NoCapacity) as error:
-            return error
-
-    placed = await serving.wake_ups.wait(
-        CAPACITY, data.queue_timeout, try_to_place, lambda answer: isinstance(answer, CallPlaced)
-    )
-    if not isinstance(placed, CallPlaced):
-        raise placed
+    call_id = uuid4().hex
+    try:
+        placed = await _wait_to_place(serving, call_id, data)
+    except ReadieError:
+        if data.session_id is not None:
+            await sync_to_thread(_stop_waiting, serving.database, call_id)
+            serving.wake_ups.ring(session_topic(data.session_id))
+        raise
     serving.wake_ups.ring(worker_topic(placed.placement.worker_id))
     return placed
 
 
+async def _wait_to_place(serving: Serving, call_id: str, data: CallRequest) -> CallPlaced:
+    """Places a call when it is its turn in its session, and there is room for it.
+
+    Raises what `place_calls` answers, `SessionBusy`, `NoCapacity` and `NoWorkers` when the time for that is over.
+    """
+
+    async def try_to_place() -> CallPlaced | NoWorkers | NoCapacity | SessionBusy:
+        try:
+            return await serving.placing.ask((call_id, data))
+        except (NoWorkers, NoCapacity, SessionBusy) as error:
+            return error
+
+    began_at = time.monotonic()
+    for_room = (NoWorkers, NoCapacity), CAPACITY, data.queue_timeout
+    waits: list[tuple[tuple[type[PlacementError], ...], str, float]] = [for_room]
+    if data.session_id is not None:
+        waits.insert(0, ((SessionBusy,), session_topic(data.session_id), serving.settings.session_wait_timeout))
+    for refusals, topic, seconds in cycle(waits):
+        left = began_at + seconds - time.monotonic()
+        answer = await serving.wake_ups.wait(topic, left, try_to_place, _other_than(refusals))
+        if isinstance(answer, CallPlaced):
+            return answer
+        if isinstance(answer, refusals):
+            raise answer
+    raise AssertionError("a cycle does not end")
+
+
+def _other_than(kinds: tuple[type[PlacementError], ...]) -> Callable[[object], bool]:
+    return lambda answer: not isinstance(answer, kinds)
+
+
 def place_together(
-    database: Database, settings: RouterSettings, requests: Sequence[CallRequest]
+    database: Database, settings: RouterSettings, asked: Sequence[tuple[str, CallRequest]]
 ) -> list[CallPlaced | ReadieError]:
-    """Places a group of calls, in one transaction."""
+    """Places a group of calls, each with its id, in one transaction."""
+    call_ids, requests = zip(*asked, strict=True)
     with database.transaction() as connection:
-        return place_calls(connection, database, settings, requests)
+        return place_calls(connection, database, settings, requests, call_ids)
+
+
+def _stop_waiting(database: Database, call_id: str) -> None:
+    with database.transaction() as connection:
+        stop_waiting(connection, [call_id])
 
 
 @get("/calls/{call_id:str}", operation_id="readCall", responses=PROBLEMS)
@@ -122,9 +169,8 @@ def _read_status(database: Database, call_id: str, seen: int | None) -> CallStat
 def cancel(call_id: FromPath[str], serving: NamedDependency[Serving]) -> None:
     """Ends a call; one that has ended stays as it is."""
     with serving.database.transaction() as connection:
-        worker_id = cancel_call(connection, call_id)
-    if worker_id is not None:
-        serving.wake_ups.ring(worker_topic(worker_id), call_topic(call_id), CAPACITY)
+        topics = cancel_call(connection, call_id)
+    serving.wake_ups.ring(*topics)
 
 
 @get("/calls", operation_id="listCalls", sync_to_thread=True, responses=PROBLEMS)

@@ -15,7 +15,7 @@ from app.database import Database
 from app.lease import accept_placements, add_output, call_of, end_placements, read_orders
 from app.liveness import report_status
 from app.sql import statement
-from app.waiting import CAPACITY, call_topic, worker_topic
+from app.waiting import call_topic, worker_topic
 from readie.errors import PlacementTaken, ResultTooLarge, UnknownPlacement
 from readie.flavor import Flavor
 from readie.units import ns_to_seconds
@@ -30,8 +30,8 @@ def report(
 ) -> None:
     """What a worker is and has, every 10 seconds and at each change; it replaces what was reported before."""
     with serving.database.transaction() as connection:
-        report_status(connection, worker_id, data)
-    serving.wake_ups.ring(worker_topic(worker_id), CAPACITY)
+        topics = report_status(connection, worker_id, data)
+    serving.wake_ups.ring(*topics)
 
 
 @get("/workers/{worker_id:str}/placements", operation_id="fetchPlacements", responses=PROBLEMS)
@@ -110,12 +110,10 @@ async def result(placement_id: FromPath[str], data: JSONBody[Result], serving: N
             started=data.started,
             phases=data.phases,
         )
-    call_id = await serving.ending.ask((placement_id, data))
-    if call_id is not None:
-        serving.wake_ups.ring(call_topic(call_id), CAPACITY)
+    serving.wake_ups.ring(*await serving.ending.ask((placement_id, data)))
 
 
-def end_together(database: Database, results: Sequence[tuple[str, Result]]) -> Sequence[str | UnknownPlacement | None]:
+def end_together(database: Database, results: Sequence[tuple[str, Result]]) -> Sequence[list[str] | UnknownPlacement]:
     """Ends a group of placements by their results, in one transaction."""
     with database.transaction() as connection:
         return end_placements(connection, results)

@@ -47,9 +47,22 @@ INSERT INTO worker_checkpoints (worker_id, generation, checkpoint_id)
 SELECT CAST(:worker_id AS text), unnest(CAST(:generations AS text[])), unnest(CAST(:checkpoint_ids AS text[]));
 
 -- name: delete_sandboxes
--- Forgets what lived on a worker.
--- parameters: worker_id text
-DELETE FROM sandboxes WHERE worker_id = CAST(:worker_id AS text);
+-- Forgets what lived on a worker, but for a session's sandbox that may be too new for the report that comes now.
+-- parameters: worker_id text, session_ids text[]
+-- The sessions of which the report has a sandbox.
+-- returns: session_id of those that were forgotten; null: it was no session's
+DELETE FROM sandboxes
+WHERE worker_id = CAST(:worker_id AS text)
+  AND NOT (
+      session_id IS NOT NULL
+      AND NOT session_id IN (SELECT unnest(CAST(:session_ids AS text[])))
+      AND EXISTS (
+          SELECT 1 FROM sessions
+          WHERE sessions.session_id = sandboxes.session_id AND sessions.worker_id = sandboxes.worker_id
+            AND sessions.expired_at IS NULL AND sessions.settles_at > now()
+      )
+  )
+RETURNING session_id;
 
 -- name: insert_sandboxes
 -- The sandboxes that live on a worker; all lists are of one length.
@@ -62,10 +75,14 @@ SELECT
     unnest(CAST(:gpu_memory_bytes AS bigint[]));
 
 -- name: worker_state
--- Whether a worker is known, and its state.
+-- Whether a worker is known, its state, and how many sandboxes it keeps for sessions.
 -- parameters: worker_id text
--- returns: state; no row: no such worker
-SELECT state FROM workers WHERE worker_id = CAST(:worker_id AS text);
+-- returns: state, kept; no row: no such worker
+SELECT
+    state,
+    (SELECT count(*) FROM sandboxes WHERE worker_id = CAST(:worker_id AS text) AND session_id IS NOT NULL) AS kept
+FROM workers
+WHERE worker_id = CAST(:worker_id AS text);
 
 -- name: placements_to_run
 -- What a worker that is ready has not accepted yet, oldest first; few at a time, because of the payloads.
@@ -74,7 +91,7 @@ SELECT state FROM workers WHERE worker_id = CAST(:worker_id AS text);
 SELECT
     leases.placement_id, leases.call_id, call_payloads.payload, calls.function, calls.python, leases.memory_bytes,
     calls.max_memory_bytes, leases.gpu, leases.gpu_memory_bytes, calls.timeout_ms, leases.generation,
-    leases.checkpoint_id, calls.session_id,
+    leases.checkpoint_id, leases.session_id, leases.continues,
     CAST(extract(epoch FROM now() - leases.placed_at) AS double precision) AS queue
 FROM leases
 JOIN workers
@@ -112,7 +129,7 @@ SELECT placement_id FROM cancellations WHERE worker_id = CAST(:worker_id AS text
 -- function's timeout and what a start may take.
 -- parameters: placement_ids text[], worker_ids text[], start_ms bigint
 -- One placement a position, with who takes it.
--- returns: placement_id, call_id, worker_id of those that are accepted now
+-- returns: placement_id, call_id, worker_id, session_id of those that are accepted now
 UPDATE leases SET
     accepted_at = now(),
     incarnation = (SELECT incarnation FROM workers WHERE workers.worker_id = leases.worker_id),
@@ -123,7 +140,7 @@ WHERE accepted_at IS NULL
   AND (placement_id, worker_id) IN (
       SELECT unnest(CAST(:placement_ids AS text[])), unnest(CAST(:worker_ids AS text[]))
   )
-RETURNING placement_id, call_id, worker_id;
+RETURNING placement_id, call_id, worker_id, session_id;
 
 -- name: accept_calls
 -- Workers run these calls.
@@ -151,26 +168,40 @@ ON CONFLICT DO NOTHING;
 -- name: end_lease
 -- Gives back what a placement reserved.
 -- parameters: placement_id text, accepted boolean
--- returns: placement_id, call_id, worker_id, accepted, memory_bytes, gpu_memory_bytes; no row: it has ended, or its
--- acceptance is not as said (null: either)
+-- returns: placement_id, call_id, worker_id, accepted, memory_bytes, gpu_memory_bytes, session_id, continues; no row: it
+-- has ended, or its acceptance is not as said (null: either)
 DELETE FROM leases
 WHERE placement_id = CAST(:placement_id AS text)
   AND (CAST(:accepted AS boolean) IS NULL OR (accepted_at IS NOT NULL) = CAST(:accepted AS boolean))
-RETURNING placement_id, call_id, worker_id, accepted_at IS NOT NULL AS accepted, memory_bytes, gpu_memory_bytes;
+RETURNING
+    placement_id, call_id, worker_id, accepted_at IS NOT NULL AS accepted, memory_bytes, gpu_memory_bytes, session_id,
+    continues;
 
 -- name: end_leases
 -- Gives back what placements reserved.
 -- parameters: placement_ids text[]
--- returns: placement_id, call_id, worker_id of those that had not ended
+-- returns: placement_id, call_id, worker_id, memory_bytes, gpu_memory_bytes, session_id, continues of those that had not
+-- ended
 DELETE FROM leases WHERE placement_id IN (SELECT unnest(CAST(:placement_ids AS text[])))
-RETURNING placement_id, call_id, worker_id;
+RETURNING placement_id, call_id, worker_id, memory_bytes, gpu_memory_bytes, session_id, continues;
 
 -- name: end_lease_of_call
 -- Gives back what a call's placement reserved.
 -- parameters: call_id text
 -- returns: as end_lease
 DELETE FROM leases WHERE call_id = CAST(:call_id AS text)
-RETURNING placement_id, call_id, worker_id, accepted_at IS NOT NULL AS accepted, memory_bytes, gpu_memory_bytes;
+RETURNING
+    placement_id, call_id, worker_id, accepted_at IS NOT NULL AS accepted, memory_bytes, gpu_memory_bytes, session_id,
+    continues;
+
+-- name: end_lease_of_session
+-- Gives back what the call reserved that has a session.
+-- parameters: session_id text
+-- returns: as end_lease
+DELETE FROM leases WHERE session_id = CAST(:session_id AS text)
+RETURNING
+    placement_id, call_id, worker_id, accepted_at IS NOT NULL AS accepted, memory_bytes, gpu_memory_bytes, session_id,
+    continues;
 
 -- name: finish_calls
 -- How calls ended; all lists are one value a call.
@@ -209,17 +240,17 @@ SELECT placement_id FROM calls WHERE call_id IN (SELECT unnest(CAST(:call_ids AS
 
 -- name: insert_cancellation
 -- The agent has to end this placement.
--- parameters: placement_id text, worker_id text
-INSERT INTO cancellations (placement_id, worker_id, created_at)
-VALUES (CAST(:placement_id AS text), CAST(:worker_id AS text), now())
+-- parameters: placement_id text, worker_id text, session_id text
+INSERT INTO cancellations (placement_id, worker_id, created_at, session_id)
+VALUES (CAST(:placement_id AS text), CAST(:worker_id AS text), now(), CAST(:session_id AS text))
 ON CONFLICT DO NOTHING;
 
 -- name: delete_cancellations
 -- The agents have ended these placements.
 -- parameters: placement_ids text[]
--- returns: placement_id, worker_id of those that were to be ended
+-- returns: placement_id, worker_id, session_id of those that were to be ended
 DELETE FROM cancellations WHERE placement_id IN (SELECT unnest(CAST(:placement_ids AS text[])))
-RETURNING placement_id, worker_id;
+RETURNING placement_id, worker_id, session_id;
 
 -- name: delete_done_cancellations
 -- What a worker was to end some time ago, and does not report: it does not know it any more.
@@ -231,14 +262,15 @@ WHERE worker_id = CAST(:worker_id AS text)
 
 -- name: insert_unreported_sandbox
 -- What an ended placement reserved still counts until its worker reports again, because its sandbox may live.
--- parameters: worker_id text, placement_id text, memory_bytes bigint, gpu_memory_bytes bigint
-INSERT INTO sandboxes (worker_id, sandbox_id, placement_id, memory_bytes, gpu_memory_bytes)
+-- parameters: worker_id text, placement_id text, session_id text, memory_bytes bigint, gpu_memory_bytes bigint
+INSERT INTO sandboxes (worker_id, sandbox_id, placement_id, session_id, memory_bytes, gpu_memory_bytes)
 SELECT
-    CAST(:worker_id AS text), CAST(:placement_id AS text), CAST(:placement_id AS text),
+    CAST(:worker_id AS text), CAST(:placement_id AS text), CAST(:placement_id AS text), CAST(:session_id AS text),
     CAST(:memory_bytes AS bigint), CAST(:gpu_memory_bytes AS bigint)
 WHERE NOT EXISTS (
     SELECT 1 FROM sandboxes
-    WHERE worker_id = CAST(:worker_id AS text) AND placement_id = CAST(:placement_id AS text)
+    WHERE worker_id = CAST(:worker_id AS text)
+      AND (placement_id = CAST(:placement_id AS text) OR session_id = CAST(:session_id AS text))
 );
 
 -- name: call_status
@@ -355,7 +387,12 @@ leased AS (
         sum(CASE WHEN sandboxes.sandbox_id IS NULL THEN leases.gpu_memory_bytes ELSE 0 END) AS gpu_bytes
     FROM leases
     LEFT JOIN sandboxes
-        ON sandboxes.worker_id = leases.worker_id AND sandboxes.placement_id = leases.placement_id
+        ON sandboxes.worker_id = leases.worker_id
+       AND coalesce(sandboxes.session_id, sandboxes.placement_id) = coalesce(leases.session_id, leases.placement_id)
+       AND (
+           sandboxes.placement_id = leases.placement_id
+           OR (sandboxes.session_id = leases.session_id AND (leases.continues OR leases.accepted_at IS NOT NULL))
+       )
     GROUP BY leases.worker_id
 )
 SELECT

@@ -3,15 +3,17 @@
 -- name: rank_workers
 -- The best worker for a call, and how many workers each filter leaves out. No row: no worker is ready.
 -- A call without gpu_bytes that is a GPU call takes the whole GPU memory. The lists are one value a call that this
--- transaction has placed and not written yet: its worker, and what it reserves there.
+-- transaction has placed and not written yet: its worker, and what it reserves there (of sandboxes: 1 or 0).
 -- parameters: gpu boolean, memory_bytes bigint, gpu_bytes bigint, headroom_ppm bigint, ttl_ms bigint
 -- parameters: before_worker_ids text[], before_memory_bytes bigint[], before_gpu_memory_bytes bigint[]
+-- parameters: before_sandboxes integer[]
 -- returns: worker_id, flavor, markers, base_bytes, gpu_total_bytes, fits, and counts of workers: ready, other_flavor,
 -- short_of_memory, short_of_gpu, full
 WITH held AS (
     SELECT worker_id, memory_bytes, gpu_memory_bytes, 1 AS sandboxes, 0 AS calls FROM sandboxes
     UNION ALL
-    -- a sandbox's report names its placement: from then on the sandbox counts, not the lease
+    -- A sandbox's report names its placement: from then on the sandbox counts, not the lease. A session's sandbox names
+    -- its session, and counts for whatever call it gets; not yet for one that is to begin the session anew.
     SELECT
         leases.worker_id,
         CASE WHEN sandboxes.sandbox_id IS NULL THEN leases.memory_bytes ELSE 0 END,
@@ -20,11 +22,16 @@ WITH held AS (
         1
     FROM leases
     LEFT JOIN sandboxes
-        ON sandboxes.worker_id = leases.worker_id AND sandboxes.placement_id = leases.placement_id
+        ON sandboxes.worker_id = leases.worker_id
+       AND coalesce(sandboxes.session_id, sandboxes.placement_id) = coalesce(leases.session_id, leases.placement_id)
+       AND (
+           sandboxes.placement_id = leases.placement_id
+           OR (sandboxes.session_id = leases.session_id AND (leases.continues OR leases.accepted_at IS NOT NULL))
+       )
     UNION ALL
     SELECT
         unnest(CAST(:before_worker_ids AS text[])), unnest(CAST(:before_memory_bytes AS bigint[])),
-        unnest(CAST(:before_gpu_memory_bytes AS bigint[])), 1, 1
+        unnest(CAST(:before_gpu_memory_bytes AS bigint[])), unnest(CAST(:before_sandboxes AS integer[])), 1
 ),
 taken AS (
     SELECT
@@ -94,12 +101,12 @@ LIMIT 1;
 -- parameters: pinned_checkpoint_id text[], cold boolean[], retry boolean[], timeout_ms bigint[], placement_id text[]
 -- parameters: worker_id text[], worker_flavor text[], catalogue_id integer[], generation text[], checkpoint_id text[]
 -- parameters: checkpoint_flavor text[], cost_ns bigint[], cold_cost_ns bigint[], predicted_ready_ns bigint[]
--- parameters: reason text[]
+-- parameters: reason text[], continues boolean[]
 INSERT INTO calls (
     call_id, state, function, python, gpu, memory_bytes, max_memory_bytes, gpu_memory_bytes, max_gpu_memory_bytes,
     session_id, pinned_checkpoint_id, cold, retry, timeout_ms, attempts,
     placement_id, worker_id, worker_flavor, catalogue_id, generation, checkpoint_id, checkpoint_flavor,
-    cost_ns, cold_cost_ns, predicted_ready_ns, reason, created_at
+    cost_ns, cold_cost_ns, predicted_ready_ns, reason, continues, created_at
 )
 SELECT
     unnest(CAST(:call_id AS text[])), 'placed', unnest(CAST(:function AS text[])), unnest(CAST(:python AS text[])),
@@ -113,7 +120,7 @@ SELECT
     unnest(CAST(:generation AS text[])), unnest(CAST(:checkpoint_id AS text[])),
     unnest(CAST(:checkpoint_flavor AS text[])), unnest(CAST(:cost_ns AS bigint[])),
     unnest(CAST(:cold_cost_ns AS bigint[])), unnest(CAST(:predicted_ready_ns AS bigint[])),
-    unnest(CAST(:reason AS text[])), now();
+    unnest(CAST(:reason AS text[])), unnest(CAST(:continues AS boolean[])), now();
 
 -- name: insert_payloads
 -- The functions and their arguments, opaque.
@@ -142,18 +149,18 @@ SELECT
 -- What placements reserve on their workers, until they are accepted in time or end.
 -- parameters: placement_id text[], call_id text[], worker_id text[], worker_flavor text[], generation text[]
 -- parameters: checkpoint_id text[], checkpoint_flavor text[], gpu boolean[], memory_bytes bigint[]
--- parameters: reserved_gpu_memory_bytes bigint[], accept_ms bigint[]
+-- parameters: reserved_gpu_memory_bytes bigint[], session_id text[], continues boolean[], accept_ms bigint[]
 INSERT INTO leases (
     placement_id, call_id, worker_id, worker_flavor, generation, checkpoint_id, checkpoint_flavor,
-    gpu, memory_bytes, gpu_memory_bytes, placed_at, deadline_at
+    gpu, memory_bytes, gpu_memory_bytes, session_id, continues, placed_at, deadline_at
 )
 SELECT
     unnest(CAST(:placement_id AS text[])), unnest(CAST(:call_id AS text[])), unnest(CAST(:worker_id AS text[])),
     unnest(CAST(:worker_flavor AS text[])), unnest(CAST(:generation AS text[])),
     unnest(CAST(:checkpoint_id AS text[])), unnest(CAST(:checkpoint_flavor AS text[])),
     unnest(CAST(:gpu AS boolean[])), unnest(CAST(:memory_bytes AS bigint[])),
-    unnest(CAST(:reserved_gpu_memory_bytes AS bigint[])),
-    now(), now() + unnest(CAST(:accept_ms AS bigint[])) * INTERVAL '1 millisecond';
+    unnest(CAST(:reserved_gpu_memory_bytes AS bigint[])), unnest(CAST(:session_id AS text[])),
+    unnest(CAST(:continues AS boolean[])), now(), now() + unnest(CAST(:accept_ms AS bigint[])) * INTERVAL '1 millisecond';
 
 -- name: call_to_place
 -- What a call asks for, as it was sent.
@@ -161,7 +168,7 @@ SELECT
 -- returns: one row, the request's columns of calls, and attempts
 SELECT
     call_id, gpu, memory_bytes, max_memory_bytes, gpu_memory_bytes, max_gpu_memory_bytes, pinned_checkpoint_id,
-    cold, retry, attempts
+    cold, retry, attempts, session_id, continues
 FROM calls
 WHERE call_id = CAST(:call_id AS text);
 

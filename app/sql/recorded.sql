@@ -2,7 +2,8 @@
 
 -- name: recorded_imports
 -- The module sets of calls that were placed after `since` and not after `until`, on workers of a flavor, most frequent
--- first; null: whenever, until now, any flavor. Calls that named no module have no set.
+-- first; null: whenever, until now, any flavor. Calls that named no module have no set, and later calls of sessions count
+-- nowhere: nothing was started for them.
 -- parameters: since timestamp with time zone, until timestamp with time zone, flavor text, at_most integer, skip integer
 -- returns: modules, sorted; calls; until
 WITH span AS (
@@ -16,6 +17,7 @@ asked AS (
     WHERE (CAST(:since AS timestamp with time zone) IS NULL
            OR calls.created_at > CAST(:since AS timestamp with time zone))
       AND (CAST(:flavor AS text) IS NULL OR calls.worker_flavor = CAST(:flavor AS text))
+      AND NOT calls.continues
 ),
 sets AS (
     SELECT array_agg(module ORDER BY module COLLATE "C") AS modules

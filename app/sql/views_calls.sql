@@ -1,7 +1,8 @@
 -- SQL for people, third part: the calls that the router has recorded, and what they would cost with the active
 -- catalogue. Payloads, results and output of calls are in no view.
 
--- Calls as they were placed and went. Costs are those of the catalogue at that time; checkpoint_id null: cold start.
+-- Calls as they were placed and went. Costs are those of the catalogue at that time; checkpoint_id null: cold start, or,
+-- where the reason is session, the sandbox that a session had.
 CREATE VIEW recorded_calls AS
 SELECT
     call_id, worker_flavor AS flavor, function, state, outcome, created_at, finished_at, worker_id, generation,
@@ -19,7 +20,7 @@ FROM calls c
 JOIN call_modules m ON m.call_id = c.call_id;
 
 -- Calls that left the choice to the router, with the set of active items that they ask for, sorted. Calls that
--- were pinned or asked for a cold start, and those of which nothing matches, are not among them.
+-- were pinned or asked for a cold start, later calls of sessions, and those of which nothing matches, are not among them.
 CREATE VIEW call_import_sets AS
 WITH RECURSIVE prefixes AS (
     SELECT DISTINCT module, module AS key
@@ -41,7 +42,7 @@ asked AS (
     FROM calls c
     JOIN call_modules o ON o.call_id = c.call_id
     JOIN matches m ON m.flavor = c.worker_flavor AND m.module = o.module
-    WHERE NOT c.cold AND c.pinned_checkpoint_id IS NULL
+    WHERE NOT c.cold AND c.pinned_checkpoint_id IS NULL AND NOT c.continues
 )
 SELECT call_id, flavor, function, created_at, array_agg(item ORDER BY item COLLATE "C") AS import_set
 FROM asked
