@@ -25,8 +25,8 @@ $(VENV)/ready: requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-demo: setup ## the whole line on real packages: measure, plan, capture, place, run
-	@$(BIN)/python demo/run.py
+demo: setup ## the whole line on real packages: measure, plan, capture, place, run; RUNTIME=runsc under gVisor
+	@RUNTIME=$(RUNTIME) $(BIN)/python demo/run.py
 
 test: setup ## all tests, on DuckDB and on PostgreSQL; make test T=tests/test_units.py for some
 	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(T)

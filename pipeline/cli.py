@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
@@ -29,7 +29,7 @@ from pipeline.verify import verify as run_verification
 from pipeline.verify import write_verification
 from pipeline.what_if import HeldOut, WhatIf, explore_limits, hold_out, plot_what_if, write_held_out, write_what_if
 from readie.command_line import run_command_line
-from readie.errors import BadFile, BadSetting, RuntimeUnavailable, Unavailable, UsageError
+from readie.errors import BadFile, BadSetting, Unavailable, UsageError
 from readie.flavor import Flavor, check_gpu, parse_flavor
 from readie.units import MAX_ALPHA, MB, parse_size
 
@@ -140,18 +140,24 @@ def check_flavor(text: str) -> Flavor:
 
 
 def choose_sandbox(
-    rootfs: Path, runtime: str, timeout: float = 60.0, memory: str = "4Gi", *, must_run: bool = True
+    rootfs: Path,
+    runtime: str,
+    timeout: float = 60.0,
+    memory: str = "4Gi",
+    *,
+    flavor: Flavor = Flavor.CPU,
+    must_run: bool = True,
 ) -> Sandbox:
     """Raises `UsageError`, `RuntimeUnavailable`. Planning goes on without a root filesystem that runs."""
-    if runtime not in {"fork", "runsc"}:
-        raise BadSetting(f"{runtime!r} is not a runtime", "Use fork or runsc.")
-    if runtime == "runsc":
-        raise RuntimeUnavailable("the runsc runtime is not built yet", "Use --runtime fork.")
+    try:
+        kind = msgspec.convert(runtime, Literal["fork", "runsc"])
+    except msgspec.ValidationError:
+        raise BadSetting(f"{runtime!r} is not a runtime", "Use fork or runsc.") from None
     if must_run and not (rootfs / "bin" / "python").exists():
         missing = "it has no bin/python" if rootfs.is_dir() else "no such folder"
         raise BadFile(f"{rootfs}: {missing}", "Give a root filesystem with a Python of its own with --rootfs.")
     parse_size(memory)
-    return Sandbox(rootfs, "fork", check_number("--timeout", timeout), memory)
+    return Sandbox(rootfs, kind, check_number("--timeout", timeout), memory, flavor)
 
 
 def check_number(name: str, number: float, least: float = 0.0, most: float = 1e9) -> float:
@@ -416,7 +422,7 @@ def analyze(
     Example: readie-pipeline analyze --rootfs rootfs --out generation
     """
     kind = check_flavor(flavor)
-    sandbox = choose_sandbox(rootfs, runtime, timeout, memory)
+    sandbox = choose_sandbox(rootfs, runtime, timeout, memory, flavor=kind)
     with work_folder(out):
         sets = find_corpus(out, corpus)
         measurements = run_analysis(
@@ -489,7 +495,7 @@ def plan(
     )
     with work_folder(out):
         measurements = find_measurements(out, kind)
-        sandbox = choose_sandbox(rootfs or Path(measurements.info.rootfs), runtime, must_run=False)
+        sandbox = choose_sandbox(rootfs or Path(measurements.info.rootfs), runtime, flavor=kind, must_run=False)
         if what_if or holdout is not None:
             answer, lines = ask_planners(
                 sandbox, measurements, find_corpus(out, corpus), out, options, holdout=holdout, seed=seed
@@ -571,7 +577,7 @@ def capture(
     )
     with work_folder(out):
         measurements = find_measurements(out, kind)
-        sandbox = choose_sandbox(rootfs or Path(measurements.info.rootfs), runtime)
+        sandbox = choose_sandbox(rootfs or Path(measurements.info.rootfs), runtime, flavor=kind)
         finish(sandbox, measurements, find_corpus(out, corpus), out, options, as_json=as_json)
 
 
@@ -644,7 +650,7 @@ def generation(
     Example: readie-pipeline generation --rootfs rootfs --out generation examples
     """
     kind = check_flavor(flavor)
-    sandbox = choose_sandbox(rootfs, runtime, timeout, memory)
+    sandbox = choose_sandbox(rootfs, runtime, timeout, memory, flavor=kind)
     options = choose_options(
         planner=planner,
         sets=sets,
@@ -686,7 +692,7 @@ def verify(
     kind = check_flavor(flavor)
     with work_folder(out):
         measurements = find_measurements(out, kind)
-        sandbox = choose_sandbox(rootfs or Path(measurements.info.rootfs), runtime, timeout, memory)
+        sandbox = choose_sandbox(rootfs or Path(measurements.info.rootfs), runtime, timeout, memory, flavor=kind)
         result = run_verification(sandbox, measurements, find_corpus(out, corpus), sample, seed)
     if as_json:
         print_json(result)

@@ -17,6 +17,7 @@ import msgspec
 
 import readie
 from readie.errors import RuntimeUnavailable, Unavailable
+from readie.flavor import Flavor
 from readie.manifest import Description
 
 Mode = Literal["edges", "time", "memory", "plain"]
@@ -28,16 +29,18 @@ class Sandbox:
     """Where processes run: a root filesystem, and the runtime that starts them."""
 
     rootfs: Path
-    runtime: Literal["fork"]
+    runtime: Literal["fork", "runsc"]
     timeout_s: float = 60.0  # for each import
     memory: str = "4Gi"  # for each import
+    flavor: Flavor = Flavor.CPU
 
     @property
     def python(self) -> Path:
         return self.rootfs / "bin" / "python"
 
     def arguments(self) -> list[str]:
-        return ["--rootfs", str(self.rootfs), "--runtime", self.runtime]
+        """The options of `readie-worker` that say so."""
+        return ["--rootfs", str(self.rootfs), "--runtime", self.runtime, "--flavor", self.flavor.value]
 
 
 class ProbeFailure(msgspec.Struct, frozen=True):

@@ -54,7 +54,7 @@ NOT_COPIED += ["site-packages", "dist-packages", "EXTERNALLY-MANAGED"]
 LOADED_BY_NAME = ("libgcc_s.so.1", "libnss_files.so.2", "libnss_dns.so.2")
 
 MOUNT_POINTS = ("proc", "dev", "sys", "run", "call", "readie")
-WRITABLE = {"tmp": 0o1777, "var/tmp": 0o1777, "var/cache": 0o755}
+WRITABLE = {"tmp": 0o1777, "var/tmp": 0o1777, "var/cache": 0o1777}
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 ZONES = "/usr/share/zoneinfo"
 ETC = {

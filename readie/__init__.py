@@ -25,6 +25,9 @@ from readie.errors import (
     ResultTooLarge,
     RouterUnreachable,
     SandboxFailed,
+    SessionBusy,
+    SessionConflict,
+    SessionExpired,
     Unauthorized,
     Unavailable,
     UnknownCheckpoint,
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from readie.client import Remote as Remote
     from readie.client import remote as remote
     from readie.resources import resource as resource
+    from readie.restore import after_restore as after_restore
 
 __all__ = [
     "BadBudget",
@@ -64,12 +68,16 @@ __all__ = [
     "ResultTooLarge",
     "RouterUnreachable",
     "SandboxFailed",
+    "SessionBusy",
+    "SessionConflict",
+    "SessionExpired",
     "Unauthorized",
     "Unavailable",
     "UnknownCheckpoint",
     "UnknownResource",
     "UsageError",
     "WorkerLost",
+    "after_restore",
     "remote",
     "resource",
 ]
@@ -85,4 +93,8 @@ def __getattr__(name: str) -> Any:
         from readie.resources import resource
 
         return resource
+    if name == "after_restore":
+        from readie.restore import after_restore
+
+        return after_restore
     raise AttributeError(f"module 'readie' has no attribute {name!r}")

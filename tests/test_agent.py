@@ -2,23 +2,18 @@
 
 import os
 import signal
-import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
 
 from readie import remote
 from readie.client import Call
-from readie.document import DocumentCheckpoint, DocumentItem, write_document
 from readie.errors import (
     BadSetting,
     CallCancelled,
@@ -30,62 +25,14 @@ from readie.errors import (
 )
 from readie.files import write_json
 from readie.flavor import Flavor
-from readie.manifest import CapturedCheckpoint, CheckpointSpec, Host, Manifest, write_manifest
-from readie.wire import Output, Result, WorkerView
-from tests.sandboxes import alive, make_rootfs, wait_for
+from readie.manifest import CheckpointSpec, Host
+from readie.wire import Output
+from tests.lines import GENERATION, HOST, Line, end, write_generation
+from tests.sandboxes import alive, wait_for
 from worker.checkpoints import find_checkpoints
-from worker.fork import ForkRuntime
 from worker.output import PIECE, OutputSender
 from worker.router import persist
 from worker.settings import read_worker_settings
-
-GENERATION = "a" * 64
-HOST = Host(
-    runtime="fork",
-    runtime_version="1",
-    python="3.11.7",
-    protocol=1,
-    fingerprint="f" * 64,
-    rootfs_digest="d" * 64,
-    cpu_features="c" * 64,
-)
-
-
-def write_generation(
-    folder: Path,
-    checkpoints: dict[str, list[str]],
-    *,
-    generation: str = GENERATION,
-    host: Host = HOST,
-    flavor: Flavor = Flavor.CPU,
-) -> Path:
-    """A captured generation: checkpoint id → canonical."""
-    place = folder / generation
-    for checkpoint_id, canonical in checkpoints.items():
-        (place / checkpoint_id).mkdir(parents=True)
-        spec = CheckpointSpec(
-            checkpoint_id=checkpoint_id, generation=generation, flavor=flavor, canonical=tuple(canonical)
-        )
-        write_json(place / checkpoint_id / "checkpoint.json", spec)
-    captured = [
-        CapturedCheckpoint(checkpoint_id=name, size_mb=0.0, measured_mb=0.0, restore_s=[0.01]) for name in checkpoints
-    ]
-    manifest = Manifest(
-        generation=generation,
-        flavor=flavor,
-        host=host,
-        memory_source="RssAnon",
-        alpha_planned=1e-5,
-        alpha_measured=1e-5,
-        alpha_written=1e-5,
-        points=[],
-        restore_fixed_s=0.004,
-        cold_fixed_s=0.15,
-        checkpoints=captured,
-    )
-    write_manifest(place / "manifest.json", manifest)
-    return place
-
 
 # ---- which checkpoints are offered ----
 
@@ -282,7 +229,6 @@ PACKAGES = {
         os.register_at_fork(after_in_child=lambda: os._exit(9))
     """,
 }
-ITEMS = {name: DocumentItem(0.4, 1.0, "package", (), "dist") for name in PACKAGES}
 CHECKPOINTS = {
     "checkpoint_0": [],
     "checkpoint_1": ["slow"],
@@ -292,113 +238,10 @@ CHECKPOINTS = {
 MANY = 8 * 2**20
 
 
-class Line:
-    """A router and workers: real processes, over one catalogue and its checkpoints."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.rootfs = make_rootfs(folder / "rootfs", PACKAGES)
-        (folder / "describe").mkdir()
-        self.runtime = ForkRuntime(self.rootfs, folder / "describe")
-        (folder / "catalogues").mkdir()
-        catalogue = write_document(
-            folder / "catalogues" / "cpu.json",
-            flavor=Flavor.CPU,
-            alpha=1e-5,
-            distributions={"dist": "1.0"},
-            items=ITEMS.items(),
-            checkpoints=[
-                DocumentCheckpoint(name, modules, modules, len(modules)) for name, modules in CHECKPOINTS.items()
-            ],
-        )
-        self.generation = catalogue.generation
-        # checkpoint_3 is listed, and no worker has it.
-        held = {name: modules for name, modules in CHECKPOINTS.items() if name != "checkpoint_3"}
-        host = self.runtime.describe().host
-        write_generation(folder / "checkpoints", held, generation=self.generation, host=host)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.processes = ExitStack()
-        self.start_router()
-
-    def start_router(self) -> None:
-        environment = {
-            "DATABASE_URL": f"duckdb:///{self.folder / 'readie.duckdb'}",
-            "CATALOGUE_DIR": str(self.folder / "catalogues"),
-            "ROUTER_PORT": str(self.port),
-            "WORKER_TTL": "15",
-            "WORKER_TOKEN": "secret",
-        }
-        self.router = self.processes.enter_context(self.process("app.cli", "router", environment))
-        wait_for(lambda: self.get("/ready"), 60)
-
-    def restart_router(self, pause: float) -> None:
-        """Kills the router, and starts it again on the same database and port after a pause."""
-        self.router.kill()
-        self.router.wait()
-        time.sleep(pause)
-        self.start_router()
-
-    @contextmanager
-    def worker(self, name: str = "one", **environment: str) -> Iterator["subprocess.Popen[bytes]"]:
-        settings = {
-            "ROUTER_URL": self.url,
-            "WORKER_TOKEN": "secret",
-            "WORKER_ID": name,
-            "WORKER_DIR": str(self.folder / name),
-            "WORKER_MEM_TOTAL": "8Gi",
-            "CHECKPOINT_DIR": str(self.folder / "checkpoints"),
-            "ROOTFS": str(self.rootfs),
-            "MAX_PAYLOAD": str(MANY),
-        }
-        before = self.log(name).count("] ready ")
-        with self.process("worker.cli", name, settings | environment) as process:
-            wait_for(lambda: self.log(name).count("] ready ") > before, 60)  # not what is known of an earlier one
-            wait_for(lambda: self.view(name) and self.view(name).state == "ready", 60)
-            yield process
-
-    @contextmanager
-    def process(self, module: str, name: str, environment: dict[str, str]) -> Iterator["subprocess.Popen[bytes]"]:
-        clean = {key: value for key, value in os.environ.items() if not key.startswith(("WORKER_", "ROUTER_"))}
-        with (self.folder / f"{name}.log").open("ab") as log:
-            command = [sys.executable, "-m", module, "serve"]
-            running = subprocess.Popen(command, stdout=log, stderr=log, env={**clean, **environment})
-        try:
-            yield running
-        finally:
-            running.terminate()
-            try:
-                running.wait(20)
-            except subprocess.TimeoutExpired:
-                running.kill()
-                running.wait()
-
-    def get(self, path: str) -> bytes | None:
-        try:
-            answer = httpx.get(self.url + path)
-        except httpx.TransportError:
-            return None
-        return answer.content if answer.is_success else None
-
-    def view(self, name: str = "one") -> Any:
-        views = msgspec.json.decode(self.get("/v1/workers") or b"[]", type=list[WorkerView])
-        return next((view for view in views if view.worker_id == name), None)
-
-    def offered(self, name: str = "one") -> list[str]:
-        view = self.view(name)
-        return sorted(checkpoint for held in view.generations for checkpoint in held.checkpoint_ids)
-
-    def log(self, name: str = "one") -> str:
-        path = self.folder / f"{name}.log"
-        return path.read_text() if path.exists() else ""
-
-
 @pytest.fixture(scope="module")
 def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
     """A router that runs through this file's tests."""
-    made = Line(tmp_path_factory.mktemp("agent"))
+    made = Line(tmp_path_factory.mktemp("agent"), PACKAGES, CHECKPOINTS, lost="checkpoint_3")
     with made.processes:
         yield made
 
@@ -417,14 +260,6 @@ def ready(line: Line, shared_worker: object, monkeypatch: pytest.MonkeyPatch) ->
     return line
 
 
-def end(call: "Call[Any]") -> Result:
-    """The result of a call, however it ended."""
-    wait_for(lambda: call.status.state in {"finished", "failed", "cancelled"}, 60)
-    result = call.status.result
-    assert result
-    return result
-
-
 def use_slow() -> int:
     import slow  # type: ignore[import-not-found]
 
@@ -432,7 +267,6 @@ def use_slow() -> int:
 
 
 def nap(seconds: float) -> str:
-    import time
 
     print("asleep", flush=True)
     time.sleep(seconds)
@@ -445,7 +279,7 @@ def started(call: "Call[Any]") -> None:
 
 def sandboxes_of(line: Line, name: str) -> list[int]:
     """Process ids of a worker's sandboxes and zygotes."""
-    files = (line.folder / name).glob("*/*/process")
+    files = (line.folder / name).glob("runtime/**/process")
     return [int(file.read_text().split()[0]) for file in files]
 
 
@@ -529,7 +363,7 @@ class TestPlacements:
         with pytest.raises(CallCancelled):
             call.result()
         wait_for(lambda: ready.view().memory_used == 0 and ready.view().sandboxes == 0)
-        wait_for(lambda: not list((ready.folder / "one" / "sandboxes").iterdir()))
+        wait_for(lambda: not list((ready.folder / "one" / "runtime" / "sandboxes").iterdir()))
 
     def test_a_zygote_that_dies_is_started_again(self, ready: Line) -> None:
         """Unasked, and what it is for is offered again."""
@@ -565,9 +399,9 @@ class TestStopsAndRestarts:
             process.kill()
             process.wait()
             wait_for(lambda: not any(alive(pid) for pid in pids))
-            assert list((line.folder / "phoenix" / "sandboxes").iterdir())
+            assert list((line.folder / "phoenix" / "runtime" / "sandboxes").iterdir())
         with line.worker("phoenix"):
-            assert list((line.folder / "phoenix" / "sandboxes").iterdir()) == []
+            assert list((line.folder / "phoenix" / "runtime" / "sandboxes").iterdir()) == []
             assert "removed what an earlier run left" in line.log("phoenix")
             with pytest.raises(WorkerLost):
                 call.result()
@@ -588,7 +422,7 @@ class TestStopsAndRestarts:
             with pytest.raises(WorkerLost, match="stopped"):
                 call.result()
             assert not any(alive(pid) for pid in pids)
-            assert list((line.folder / "hasty" / "sandboxes").iterdir()) == []
+            assert list((line.folder / "hasty" / "runtime" / "sandboxes").iterdir()) == []
             assert "Traceback" not in line.log("hasty")
 
     def test_a_worker_tells_a_router_that_refuses_it_from_one_that_is_away(self, line: Line) -> None:

@@ -46,6 +46,9 @@ from readie.errors import (
     ReadieError,
     RemoteError,
     RouterUnreachable,
+    SessionBusy,
+    SessionConflict,
+    SessionExpired,
     Unauthorized,
     UnknownCall,
 )
@@ -729,7 +732,17 @@ def sleep() -> None:
 class TestAccidents:
     """Each way in which a call can fail is one typed error."""
 
-    @pytest.mark.parametrize("refusal", [NoWorkers("none is ready"), Unauthorized("no"), PayloadTooLarge("1 > 0")])
+    @pytest.mark.parametrize(
+        "refusal",
+        [
+            NoWorkers("none is ready"),
+            Unauthorized("no"),
+            PayloadTooLarge("1 > 0"),
+            SessionBusy("s"),
+            SessionConflict("s"),
+            SessionExpired("s"),
+        ],
+    )
     def test_refusal_is_raised_as_its_type(self, router: Router, refusal: ReadieError) -> None:
         """A problem document becomes the exception of its type."""
         router.refuse = [refusal]
@@ -737,6 +750,12 @@ class TestAccidents:
         with pytest.raises(type(refusal)) as error:
             remote(len)([])
         assert str(error.value) == str(refusal)
+
+    def test_a_call_of_a_session_waits_longer_for_its_placement(self) -> None:
+        """The router may keep it for its turn, longer than for any other."""
+        asked = [next(client._place(remote(len, session_id=each).request([]))) for each in (None, "s")]
+
+        assert [ask.read_seconds for ask in asked if not isinstance(ask, float)] == [60, 660]
 
     def test_missing_router_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The error has the URL and the way out."""
@@ -857,6 +876,11 @@ class TestMap:
         """The rest waits here."""
         assert remote(len).map([[0]] * 5, in_flight=2) == [1] * 5
         assert router.most_at_once <= 2
+
+    def test_calls_of_a_session_run_one_after_the_other(self, router: Router) -> None:
+        """In the order of the elements, whatever in_flight allows."""
+        assert remote(len, session_id="s").map([[0]] * 4, in_flight=4) == [1] * 4
+        assert router.most_at_once == 1
 
     def test_call_without_room_waits_for_the_others(self, router: Router) -> None:
         """A map larger than the cluster succeeds."""

@@ -14,8 +14,11 @@ import cloudpickle
 import pytest
 
 from readie.manifest import CheckpointSpec
-from tests.sandboxes import PYTHON, Ran, make_rootfs, run
+from tests.sandboxes import PYTHON, Ran, make_rootfs, make_sealed_rootfs, needs_runsc, run
 from worker.fork import ForkRuntime
+from worker.host import open_runtime
+from worker.runsc import Options
+from worker.runtime import Runtime
 
 PACKAGES = {
     "printer": 'print("a banner")',
@@ -31,29 +34,34 @@ class RunCall(Protocol):
     def __call__(self, function: Any, *args: Any, **options: Any) -> Ran: ...
 
 
-@pytest.fixture(scope="module")
-def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkRuntime]:
-    folder = tmp_path_factory.mktemp("executor")
+@pytest.fixture(scope="module", params=["fork", "runsc"])
+def runtime(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Runtime]:
+    """Both runtimes, with an empty checkpoint loaded: what a call meets is the same in either."""
+    folder = tmp_path_factory.mktemp(request.param)
     (folder / "runtime").mkdir()
-    (folder / "sandboxes").mkdir()
-    running = ForkRuntime(make_rootfs(folder / "rootfs", PACKAGES), folder / "runtime")
-    running.load(CheckpointSpec(checkpoint_id="checkpoint_0", generation="g"), folder, timeout=60)
+    if request.param == "runsc":
+        needs_runsc()
+    make = make_rootfs if request.param == "fork" else make_sealed_rootfs
+    running = open_runtime(request.param, make(folder / "rootfs", PACKAGES), folder / "runtime", Options())
+    spec = CheckpointSpec(checkpoint_id="checkpoint_0", generation="g")
+    running.save(spec, folder / "checkpoint_0", timeout=60)
+    running.load(spec, folder / "checkpoint_0", timeout=60)
     yield running
     running.close()
 
 
 @pytest.fixture(params=["cold", "restored"])
-def call(runtime: ForkRuntime, request: pytest.FixtureRequest) -> RunCall:
+def call(runtime: Runtime, request: pytest.FixtureRequest) -> RunCall:
     """Runs a function in a sandbox: a cold one, and one that was restored."""
     spec = CheckpointSpec(checkpoint_id="checkpoint_0", generation="g") if request.param == "restored" else None
-    return partial(run, runtime, runtime.folder.parent / "sandboxes", spec=spec)
+    return partial(run, runtime, spec=spec)
 
 
 @pytest.fixture
-def restored(runtime: ForkRuntime) -> RunCall:
+def restored(runtime: Runtime) -> RunCall:
     """Runs a function in a sandbox, where how it was started makes no difference."""
     spec = CheckpointSpec(checkpoint_id="checkpoint_0", generation="g")
-    return partial(run, runtime, runtime.folder.parent / "sandboxes", spec=spec)
+    return partial(run, runtime, spec=spec)
 
 
 # ---- values ----
@@ -409,7 +417,7 @@ def look_around() -> dict[str, Any]:
 
 
 def test_a_sandbox_has_a_folder_and_an_environment_of_its_own(
-    call: RunCall, runtime: ForkRuntime, monkeypatch: pytest.MonkeyPatch
+    call: RunCall, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Directory, home and temporary files are in its folder; nothing of the worker's environment is visible."""
     monkeypatch.setenv("WORKER_TOKEN", "secret")
@@ -417,14 +425,16 @@ def test_a_sandbox_has_a_folder_and_an_environment_of_its_own(
 
     found = call(look_around).value
 
-    sandboxes = str(runtime.folder.parent / "sandboxes")
-    assert found["cwd"].startswith(sandboxes)
+    below, bundle, cache = "/tmp/", "/readie", "/var/cache"
+    if isinstance(runtime, ForkRuntime):
+        below, bundle, cache = str(runtime.sandboxes), str(runtime.bundle), str(runtime.rootfs / "var" / "cache")
+    assert found["cwd"].startswith(below)
     assert found["home"] == found["cwd"]
-    assert found["temporary"].startswith(sandboxes)
+    assert found["temporary"].startswith(below)
     assert not Path(found["cwd"]).exists()
     assert "secret" not in str(found["environment"])
     assert "/nowhere" not in found["path"]
-    assert str(runtime.bundle) == found["path"][-1]
+    assert found["path"][-1] == bundle
     assert found["stdin"] == ""
     assert found["argv"] == [""]
     assert found["leader"]
@@ -432,10 +442,10 @@ def test_a_sandbox_has_a_folder_and_an_environment_of_its_own(
     assert found["sigterm"]
     assert found["sigint"]
     assert found["environment"]["OPENBLAS_NUM_THREADS"] == "1"
-    assert found["environment"]["XDG_CACHE_HOME"] == str(runtime.rootfs / "var" / "cache")
+    assert found["environment"]["XDG_CACHE_HOME"] == cache
 
 
-def test_the_baseline_is_loaded_in_every_start(call: RunCall, runtime: ForkRuntime) -> None:
+def test_the_baseline_is_loaded_in_every_start(call: RunCall, runtime: Runtime) -> None:
     """Every module of the preload list is there before the function's first line, and no other that the host has."""
     modules = call(lambda: list(sys.modules)).value
 

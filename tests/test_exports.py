@@ -31,6 +31,9 @@ PROBLEMS = [
     "ResultTooLarge",
     "RouterUnreachable",
     "SandboxFailed",
+    "SessionBusy",
+    "SessionConflict",
+    "SessionExpired",
     "Unauthorized",
     "Unavailable",
     "UnknownCheckpoint",
@@ -47,8 +50,8 @@ def modules_after(program: str) -> set[str]:
 
 
 def test_public_names_are_these() -> None:
-    """`remote`, the types that it gives, `resource`, and the exceptions that a caller can meet."""
-    assert sorted(readie.__all__) == sorted([*CLIENT, *PROBLEMS, "resource"])
+    """`remote`, the types that it gives, `resource`, `after_restore`, and the exceptions that a caller can meet."""
+    assert sorted(readie.__all__) == sorted([*CLIENT, *PROBLEMS, "after_restore", "resource"])
     assert all(getattr(readie, name) is getattr(client, name) for name in CLIENT)
     assert readie.resource is resources.resource
     assert all(issubclass(getattr(readie, name), ReadieError) for name in PROBLEMS)

@@ -18,7 +18,8 @@ import pytest
 from readie.errors import CallCancelled, RuntimeUnavailable
 from readie.manifest import CheckpointSpec
 from tests.sandboxes import Ran, alive, make_rootfs, run, site_packages, wait_for, write_package
-from worker.fork import ForkRuntime, fingerprint, make_bundle
+from worker.bundle import fingerprint, make_bundle
+from worker.fork import ForkRuntime
 from worker.runtime import SaveFailed, StartFailed, Stop
 
 PACKAGES = {
@@ -78,9 +79,7 @@ def load(runtime: ForkRuntime, *canonical: str, **fields: Any) -> CheckpointSpec
 
 
 def call(runtime: ForkRuntime, function: Any, *args: Any, **options: Any) -> Ran:
-    sandboxes = runtime.folder / "sandboxes"
-    sandboxes.mkdir(exist_ok=True)
-    return run(runtime, sandboxes, function, *args, **options)
+    return run(runtime, function, *args, **options)
 
 
 # ---- restoring ----
@@ -385,13 +384,15 @@ def test_no_zombie_and_no_descriptor_is_left(runtime: ForkRuntime) -> None:
     wait_for(lambda: not zygote.statuses)
 
 
-def test_a_folder_may_have_a_long_path(runtime: ForkRuntime, tmp_path: Path) -> None:
+def test_a_folder_may_have_a_long_path(rootfs: Path, tmp_path: Path) -> None:
     """Paths longer than a socket's address has room for work."""
     deep = tmp_path / ("long" * 30)
     deep.mkdir()
+    runtime = ForkRuntime(rootfs, deep)
 
-    assert run(runtime, deep, where, spec=load(runtime, "heavy")).result.outcome == "returned"
-    assert run(runtime, deep, where).result.outcome == "returned"
+    assert run(runtime, where, spec=load(runtime, "heavy")).result.outcome == "returned"
+    assert run(runtime, where).result.outcome == "returned"
+    runtime.close()
 
 
 KEEPER = """
@@ -399,14 +400,14 @@ import sys, threading, time
 from pathlib import Path
 from worker.fork import ForkRuntime
 from readie.manifest import CheckpointSpec
-from worker.runtime import Folder
 folder = Path(sys.argv[2])
 runtime = ForkRuntime(Path(sys.argv[1]), folder)
 spec = CheckpointSpec(checkpoint_id="c", generation="g")
 runtime.load(spec, folder, timeout=60)
-places = [Folder(folder / name) for name in ("restored", "cold")]
-sandboxes = [runtime.start(spec, places[0]), runtime.start(None, places[1])]
-channels = [place.listener.accept() for place in places]
+sandboxes = [runtime.start(one, memory=2**30) for one in (spec, None)]
+channels = []
+for sandbox in sandboxes:
+    channels.append(sandbox.folder.listener.accept())
 print(runtime.zygotes[spec.key].process.pid, *(sandbox.pid for sandbox in sandboxes), flush=True)
 time.sleep(60)
 """
@@ -432,7 +433,7 @@ def test_orphans_of_an_earlier_run_are_removed(rootfs: Path, tmp_path: Path) -> 
     from worker.fork import note_process
 
     runtime = ForkRuntime(rootfs, tmp_path)
-    sandboxes = tmp_path / "sandboxes"
+    sandboxes = runtime.sandboxes
     processes = [subprocess.Popen(["sleep", "300"], start_new_session=True) for _ in range(2)]
     for name, process in zip(("orphan", "other"), processes, strict=True):
         (sandboxes / name).mkdir(parents=True)
@@ -440,7 +441,7 @@ def test_orphans_of_an_earlier_run_are_removed(rootfs: Path, tmp_path: Path) -> 
     (sandboxes / "other" / "process").write_text(f"{processes[1].pid} 12345")  # its number was given away since
     (sandboxes / "empty").mkdir()
 
-    assert runtime.remove_orphans(sandboxes) == 3
+    assert runtime.remove_orphans() == 3
 
     assert processes[0].wait(10) == -signal.SIGKILL
     assert processes[1].poll() is None
@@ -525,20 +526,19 @@ def test_the_digest_follows_the_installed_distributions(tmp_path: Path) -> None:
     assert len({first, other_file, other_version}) == 3
 
 
-def test_the_fingerprint_follows_what_a_sandbox_is_made_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fingerprint_follows_what_a_sandbox_is_made_of(tmp_path: Path) -> None:
     """The same wherever the worker keeps its files; another with another executor, cloudpickle or environment."""
     python = Path(sys.executable)
     bundle, again = make_bundle(tmp_path / "a", python), make_bundle(tmp_path / "b", python)
-    first = fingerprint(bundle)
-    assert first == fingerprint(again)
+    first = fingerprint(bundle, {"LANG": "C.UTF-8"})
+    assert first == fingerprint(again, {"LANG": "C.UTF-8"})
     assert len(hashlib.sha256(bytes.fromhex(first)).digest()) == 32
 
     (again / "readie_probe.py").write_text("# no sandbox that runs calls has the probe\n")
-    assert first == fingerprint(again)
+    assert first == fingerprint(again, {"LANG": "C.UTF-8"})
     (again / "cloudpickle" / "__init__.py").write_text("# another\n")
-    assert first != fingerprint(again)
-    monkeypatch.setitem(__import__("worker.fork").fork.ENVIRONMENT, "LANG", "C")
-    assert first != fingerprint(bundle)
+    assert first != fingerprint(again, {"LANG": "C.UTF-8"})
+    assert first != fingerprint(bundle, {"LANG": "C"})
 
 
 def test_a_folder_without_a_python_is_refused(tmp_path: Path) -> None:

@@ -366,7 +366,7 @@ def probe(
 ) -> dict[str, Any]:
     """One measurement, after which nothing of it is left."""
     request = ProbeRequest(id=1, modules=list(modules), mode=mode)
-    answer = measure(runtime, request, runtime.folder, timeout=timeout, memory=memory)
+    answer = measure(runtime, request, timeout=timeout, memory=memory)
     assert leftovers(runtime) == []
     return answer
 

@@ -271,7 +271,6 @@ class TestErrors:
             (["analyze"], 2, "--rootfs"),
             (["analyze", "--rootfs", "{rootfs}", "--flavor", "tpu"], 2, "Use cpu or gpu"),
             (["analyze", "--rootfs", "{rootfs}", "--runtime", "docker"], 2, "Use fork or runsc"),
-            (["analyze", "--rootfs", "{rootfs}", "--runtime", "runsc"], 1, "not built yet"),
             (["analyze", "--rootfs", "{rootfs}", "--repeats", "0"], 2, "--repeats"),
             (["analyze", "--rootfs", "{rootfs}", "--memory", "lots"], 2, "'lots' is not a size"),
             (["analyze", "--rootfs", "{rootfs}", "--timeout", "nan"], 2, "--timeout"),

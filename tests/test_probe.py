@@ -122,7 +122,7 @@ class Probe:
 
     def __call__(self, *modules: str, mode: Mode = "time", timeout: float = 30, memory: int = 2**31) -> dict[str, Any]:
         request = ProbeRequest(id=7, modules=list(modules), mode=mode)
-        answer = measure(self.runtime, request, self.runtime.folder, timeout=timeout, memory=memory)
+        answer = measure(self.runtime, request, timeout=timeout, memory=memory)
         check_figures(answer)
         return answer
 

@@ -55,6 +55,16 @@ def test_module_sets_are_counted(client: httpx.Client) -> None:
     assert sets(client) == [(["numpy"], 3), (["B", "a.b", "b"], 2), (["a", "größe"], 1), (["zarr"], 1)]
 
 
+def test_later_calls_of_a_session_are_not_counted(client: httpx.Client) -> None:
+    """A checkpoint would be of no use to them."""
+    for modules in ("numpy", "pandas"):
+        answer = client.post("/v1/calls", json=CALL | {"modules": [modules], "session_id": "s"})
+        placement_id = answer.json()["placement"]["placement_id"]
+        assert client.put(f"/v1/placements/{placement_id}/result", json={"outcome": "returned"}).status_code == 204
+
+    assert sets(client) == [(["numpy"], 1)]
+
+
 def test_pages_of_one_moment_are_one_list(client: httpx.Client) -> None:
     """What is placed while somebody reads does not move the later pages."""
     for number in range(5):

@@ -399,7 +399,7 @@ def load(runtime: ForkRuntime, *canonical: str) -> CheckpointSpec:
 
 
 def call(runtime: ForkRuntime, function: Any, *args: Any, **options: Any) -> Ran:
-    return run(runtime, runtime.folder, function, *args, **options)
+    return run(runtime, function, *args, **options)
 
 
 def take_row() -> tuple[int, int]:

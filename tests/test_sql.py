@@ -252,6 +252,18 @@ def test_every_view_has_the_right_values(filled: Database) -> None:
     assert {view for query, _ in ANSWERS for view in re.findall(r" FROM (\w+)", query)} == set(views())
 
 
+def test_later_calls_of_a_session_are_in_no_import_set(filled: Database) -> None:
+    """They left nothing to the router: the first one's sandbox has them."""
+    request = CallRequest(payload=b"", python="3.11", modules=["pandas"], session_id="s")
+    for _ in range(2):
+        with filled.transaction() as connection:
+            placement = place_call(connection, filled, RouterSettings(), request).placement
+            end_placements(connection, [(placement.placement_id, Result(outcome="returned"))])
+
+    assert ask(filled, "SELECT count(*) AS n FROM recorded_calls WHERE reason = 'session'") == [(1,)]
+    assert ask(filled, "SELECT calls FROM import_sets WHERE 'pandas' = ANY(import_set)") == [(3,)]
+
+
 def record_call(connection: Connection, call_id: str, modules: list[str]) -> None:
     """A call as the router records it."""
     row: dict[str, Any] = {"call_id": call_id, "state": "placed", "function": "f", "python": "3.11", "reason": ""}

@@ -172,7 +172,9 @@ def test_what_is_no_python_is_told_so(tmp_path: Path) -> None:
     [
         (["describe"], 2, "--rootfs"),
         (["describe", "--rootfs", "/nowhere"], 1, "/nowhere/bin/python is not an executable"),
-        (["describe", "--rootfs", "ROOTFS", "--runtime", "runsc"], 1, "Use RUNTIME=fork"),
+        (["describe", "--rootfs", "ROOTFS", "--runtime", "runsc"], 1, "readie-pipeline rootfs"),
+        (["describe", "--rootfs", "ROOTFS", "--flavor", "tpu"], 2, "'tpu'"),
+        (["describe", "--rootfs", "ROOTFS", "--flavor", "gpu"], 1, "NVIDIA"),
         (["describe", "--rootfs", "ROOTFS", "--runtime", "docker"], 2, "'docker' is not a runtime. Use fork or runsc."),
         (["probe", "--rootfs", "ROOTFS", "--memory", "4 GB"], 2, "'4 GB' is not a size"),
         (["probe", "--rootfs", "ROOTFS", "--timeout", "-1"], 2, "--timeout"),
@@ -212,7 +214,8 @@ def test_a_checkpoint_of_flavor_gpu_needs_a_gpu(rootfs: Path, tmp_path: Path) ->
         pytest.skip("this host has a GPU")
     spec = write_checkpoint(tmp_path / "spec.json", "light", flavor="gpu")
 
-    saved = worker("save", "--rootfs", rootfs, "--checkpoint-dir", tmp_path / "checkpoints", "--spec", spec)
+    places = ["--rootfs", rootfs, "--checkpoint-dir", tmp_path / "checkpoints", "--spec", spec]
+    saved = worker("save", *places, "--flavor", "gpu")
     served = worker("serve", ROOTFS=str(rootfs), WORKER_FLAVOR="gpu", WORKER_GPU_TOTAL="16Gi")
 
     for done in (saved, served):
@@ -222,13 +225,27 @@ def test_a_checkpoint_of_flavor_gpu_needs_a_gpu(rootfs: Path, tmp_path: Path) ->
     assert not (tmp_path / "checkpoints").exists()
 
 
+def test_a_checkpoint_of_another_flavor_than_the_sandboxes_is_refused(rootfs: Path, tmp_path: Path) -> None:
+    """The message says which flavor it is of."""
+    spec = write_checkpoint(tmp_path / "spec.json", "light", flavor="gpu")
+
+    done = worker("save", "--rootfs", rootfs, "--checkpoint-dir", tmp_path / "checkpoints", "--spec", spec)
+
+    assert done.returncode == 2
+    assert "--flavor gpu" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("environment", "code", "said"),
     [
         ({}, 2, "ROOTFS is not set"),
         ({"ROOTFS": "/nowhere"}, 1, "virtual environment"),
         ({"WORKER_FLAVOR": "tpu"}, 2, "WORKER_FLAVOR='tpu'"),
-        ({"RUNTIME": "runsc"}, 1, "RUNTIME=fork"),
+        ({"RUNTIME": "runsc"}, 1, "readie-pipeline rootfs"),
+        ({"SANDBOX_NETWORK": "bridge"}, 2, "none or host"),
+        ({"POOL_SIZE": "-1"}, 2, "a whole number from 0 (none) to 1000"),
+        ({"PACKAGES_WHEELS": "/nowhere"}, 2, "a folder of wheels"),
+        ({"PACKAGES_INDEX": "nowhere"}, 2, "a URL of a package index"),
         ({"WORKER_DIR": "/proc/nowhere"}, 2, "WORKER_DIR=/proc/nowhere"),
         ({"ROUTER_URL": "http://[::1"}, 2, "ROUTER_URL"),
     ],

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,7 +25,6 @@ from readie.errors import (
     BadResult,
     BadSetting,
     CallCancelled,
-    InstallFailed,
     NeedsGpu,
     PayloadTooLarge,
     PythonMismatch,
@@ -33,6 +32,7 @@ from readie.errors import (
     ResultTooLarge,
     RouterUnreachable,
     SandboxFailed,
+    SessionExpired,
     UnknownPlacement,
     UnknownWorker,
     WorkerLost,
@@ -43,7 +43,6 @@ from readie.wire import (
     Assignment,
     HeldGeneration,
     Orders,
-    Phases,
     Result,
     SandboxStatus,
     Started,
@@ -54,7 +53,9 @@ from readie.wire import (
 from worker.checkpoints import Held, find_checkpoints
 from worker.host import open_runtime
 from worker.output import OutputSender
+from worker.pool import Pool
 from worker.router import Router, persist
+from worker.runsc import Options
 from worker.runtime import (
     Call,
     Dropped,
@@ -62,11 +63,17 @@ from worker.runtime import (
     Runtime,
     StartFailed,
     Stop,
+    Talk,
     Ties,
-    run_call,
+    ended_result,
+    open_sandbox,
+    remove_tree,
+    run_in,
     try_start,
 )
 from worker.settings import WorkerSettings, read_worker_settings
+from worker.specification import Limits
+from worker.wheels import Sources, fetch_wheels
 
 REPORT_S = 10.0
 SETTLE_S = 0.05  # changes that come together are reported together
@@ -75,6 +82,7 @@ MAX_FAILURES = 3  # of a checkpoint; then it is no longer offered
 ACCEPT_S = 30.0  # a placement that could not be accepted for this long is left to the router
 LEAVE_S = 2.0  # how long a worker that leaves tries to say so
 FAREWELL_S = 10.0  # how long a worker that stops tries to reach a router that is away
+REAP_S = 1.0  # how often sessions are looked at
 
 log = structlog.get_logger("readie.worker")
 
@@ -89,10 +97,28 @@ class Run:
     stop: Stop
     sandbox_id: str = field(default_factory=lambda: uuid4().hex[:16])
     settled: threading.Event = field(default_factory=threading.Event)  # accepted, or not to be run
+    session: "Session | None" = None  # whose sandbox it runs in
 
     @property
     def placement_id(self) -> str:
         return self.assignment.placement_id
+
+
+@dataclass(eq=False)
+class Session:
+    """A sandbox that is kept for the calls of a session, one at a time."""
+
+    session_id: str
+    sandbox_id: str
+    talk: Talk
+    started: Started  # what it started from
+    limit: int  # bytes that it may use now
+    max_memory: int  # what that may grow to
+    gpu_memory: int  # bytes
+    installed: set[str]  # requirements that its calls brought
+    idle_since: float = 0.0  # time.monotonic()
+    run: Run | None = None  # the call that it runs now
+    over: bool = False  # it ends with the call that it runs
 
 
 class Agent:
@@ -102,7 +128,10 @@ class Agent:
         self.settings = settings
         self.runtime = runtime
         self.router = router
-        self.sandboxes = settings.folder / "sandboxes"
+        self.pool = Pool(runtime, settings.pool_size, settings.start_timeout)
+        self.sources = Sources(
+            settings.packages_index, Path(settings.packages_wheels) if settings.packages_wheels else None
+        )
         self.description: Description = runtime.describe()
         self.incarnation = uuid4().hex
         self.lock = threading.RLock()
@@ -113,6 +142,7 @@ class Agent:
         self.absent: dict[tuple[str, str], str] = {}  # held, but not to be restored now: why
         self.failures: Counter[tuple[str, str]] = Counter()
         self.runs: dict[str, Run] = {}
+        self.sessions: dict[str, Session] = {}
         self.changed = threading.Event()  # something to report
         self.reported = threading.Event()  # the router knows this worker
         self.idle = threading.Condition(self.lock)
@@ -143,13 +173,16 @@ class Agent:
             router=self.settings.router_url,
         )
         threading.Thread(target=self.poll_forever, name="poll", daemon=True).start()
-        self.stopping.wait()
+        while not self.stopping.wait(REAP_S):
+            self.end_sessions(lambda session: not session.talk.idle or self.idle_too_long(session))
         with self.lock:
             running = len(self.runs)
         log.info("stopping", running=running)
         self.say_removed()
         with self.idle:
             self.idle.wait_for(lambda: not self.runs)
+        self.end_sessions(lambda _: True)
+        self.pool.close()
         self.say_removed()
         self.closing = True
         self.changed.set()
@@ -188,9 +221,7 @@ class Agent:
     def check_sandboxes(self) -> None:
         """Starts one sandbox, cold: a root filesystem that cannot do that ends the agent here. Raises `SandboxFailed`."""
         try:
-            trial = try_start(
-                self.runtime, None, self.sandboxes, python=self.python_minor, timeout=self.settings.start_timeout
-            )
+            trial = try_start(self.runtime, None, python=self.python_minor, timeout=self.settings.start_timeout)
         except StartFailed as error:
             raise SandboxFailed(f"no sandbox can be started: {error}", "Check ROOTFS.") from error
         self.base_memory = trial.bytes
@@ -229,6 +260,7 @@ class Agent:
             self.offered[key] = held
             self.loaded_bytes[key] = taken
             self.absent.pop(key, None)
+        self.pool.offer(held.spec)
         self.changed.set()
 
     def note_failure(self, held: Held, reason: str, *, loading: bool = False) -> None:
@@ -241,6 +273,7 @@ class Agent:
             self.failures[key] += 1
             last = self.failures[key] >= MAX_FAILURES
             self.absent[key] = f"it failed {MAX_FAILURES} times, at last: {reason}" if last else f"it failed: {reason}"
+        self.pool.withdraw(held.spec)
         self.changed.set()
         if last:
             log.warning("checkpoint no longer offered", checkpoint=held.name, failures=MAX_FAILURES, reason=reason)
@@ -257,9 +290,9 @@ class Agent:
 
     @property
     def memory_total(self) -> int | None:
-        """What sandboxes may use together: the worker's total less what zygotes hold."""
+        """What sandboxes may use together: the worker's total less what zygotes and the pool hold."""
         total = self.settings.worker_mem_total
-        return None if total is None else max(1, total - sum(self.loaded_bytes.values()))
+        return None if total is None else max(1, total - sum(self.loaded_bytes.values()) - self.pool.memory)
 
     def status(self) -> WorkerStatus:
         """This worker as it is now."""
@@ -281,10 +314,21 @@ class Agent:
                     SandboxStatus(
                         sandbox_id=run.sandbox_id,
                         placement_id=run.placement_id,
+                        session_id=run.assignment.session_id,
                         memory=run.limit,
                         gpu_memory=run.assignment.gpu_memory,
                     )
                     for run in self.runs.values()
+                ]
+                + [
+                    SandboxStatus(
+                        sandbox_id=session.sandbox_id,
+                        session_id=session.session_id,
+                        memory=session.limit,
+                        gpu_memory=session.gpu_memory,
+                    )
+                    for session in self.sessions.values()
+                    if session.run is None
                 ],
                 generations=[
                     HeldGeneration(
@@ -301,6 +345,7 @@ class Agent:
     def report(self) -> None:
         with self.reporting:
             self.router.report(self.status())
+        (self.settings.folder / "reported").touch()  # a sign of life, for whoever watches this worker from outside
 
     def report_forever(self) -> None:
         """Reports every 10 seconds and at each change."""
@@ -358,7 +403,11 @@ class Agent:
     def follow(self, orders: Orders, arrived: float) -> bool:
         """Starts what is to run, ends what is to end; False if nothing of it was new."""
         started = []
-        news = not (orders.run or orders.cancel)
+        news = not (orders.run or orders.cancel or orders.end_sessions)
+        if orders.end_sessions:
+            named = set(orders.end_sessions)
+            news |= self.end_sessions(lambda session: session.session_id in named, with_calls=True)
+            self.changed.set()  # of one that this worker does not have, its report says so
         for assignment in orders.run:
             with self.lock:
                 if assignment.placement_id in self.runs or self.stopping.is_set():
@@ -375,7 +424,7 @@ class Agent:
                 known.stop.set(CallCancelled(f"{known.assignment.call_id} was cancelled"))
             else:
                 self.send_result(
-                    placement_id, failed(CallCancelled("the worker does not know the placement (any more)"))
+                    placement_id, ended_result(CallCancelled("the worker does not know the placement (any more)"))
                 )
         for run in started:
             run.settled.wait(5.0)
@@ -396,9 +445,10 @@ class Agent:
             result = None
         except Exception as error:  # a fault of the worker's own must not leave the caller waiting
             log.exception("call failed in the worker", call_id=assignment.call_id)
-            result = failed(SandboxFailed(f"the worker failed: {type(error).__name__}: {error}"))
+            result = ended_result(SandboxFailed(f"the worker failed: {type(error).__name__}: {error}"))
         run.settled.set()
         sender.finish()
+        self.leave_session(run)
         with self.lock:
             # The sandbox has ended. Told together with the result, or before: the router counts no memory twice.
             del self.runs[run.placement_id]
@@ -439,14 +489,23 @@ class Agent:
 
     def execute(self, run: Run, sender: OutputSender, accepted: Callable[[], bool]) -> Result:
         """The result of a placement. Raises `Dropped` if it is not to be run."""
-        refusal = self.refuse(run.assignment)
+        assignment = run.assignment
+        refusal = self.refuse(assignment)
+        session = self.sessions.get(assignment.session_id) if assignment.session_id else None
+        if refusal is None and assignment.continues:
+            if session and session.talk.idle:
+                return self.go_on(run, session, sender, accepted)
+            if session:
+                self.end_sessions(lambda other: other is session)
+            refusal = SessionExpired(f"the sandbox of session {assignment.session_id} has ended")
         if refusal is None:
-            held, fallback = self.choose(run.assignment)
+            held, fallback = self.choose(assignment)
             if held:
                 try:
                     return self.attempt(run, held, None, sender, accepted)
                 except StartFailed as error:
-                    self.note_failure(held, str(error))
+                    if error.blame:
+                        self.note_failure(held, str(error))
                     fallback = f"{held.name} could not be restored: {error}"
             try:
                 return self.attempt(run, None, fallback, sender, accepted)
@@ -454,7 +513,7 @@ class Agent:
                 refusal = SandboxFailed(f"no sandbox could be started: {error}")
         if not accepted():
             raise Dropped
-        return failed(refusal)
+        return ended_result(refusal)
 
     def refuse(self, assignment: Assignment) -> ReadieError | None:
         """Why this worker cannot run a call, before anything is started for it."""
@@ -462,10 +521,6 @@ class Agent:
             return NeedsGpu("a GPU call came to a cpu worker")
         if assignment.python != self.python_minor:
             return PythonMismatch(f"the caller runs Python {assignment.python}, the worker {self.python_minor}")
-        if assignment.packages:
-            return InstallFailed(
-                f"{', '.join(assignment.packages)}: this worker has no index and no wheel folder to install from"
-            )
         if len(assignment.payload) > self.settings.max_payload:
             return PayloadTooLarge(
                 f"the payload has {len(assignment.payload)} bytes, MAX_PAYLOAD is {self.settings.max_payload}"
@@ -487,35 +542,145 @@ class Agent:
     def attempt(
         self, run: Run, held: Held | None, fallback: str | None, sender: OutputSender, accepted: Callable[[], bool]
     ) -> Result:
-        """Runs the call in a sandbox, restored or cold."""
+        """Runs the call in a sandbox of its own, restored or cold; a session keeps that, if the call ends well."""
         assignment = run.assignment
-        call = Call(
-            payload=assignment.payload,
-            python=assignment.python,
-            modules=assignment.modules,
-            memory=assignment.memory,
-            max_memory=max(assignment.memory, assignment.max_memory),
-            timeout=assignment.timeout,
-            start_timeout=self.settings.start_timeout,
-            max_payload=self.settings.max_payload,
-        )
-        ties = Ties(stop=run.stop, on_output=sender.add, grow=lambda limit: self.grow(run, limit), permit=accepted)
-        spec = held.spec if held else None
-        with Folder(self.sandboxes / uuid4().hex[:16]) as place:
-            result = run_call(self.runtime, spec, place, call, ties, arrived=run.arrived)
+        call = self.call_of(assignment, assignment.memory, max(assignment.memory, assignment.max_memory))
+        ties = self.tie(run, sender, accepted, assignment.packages)
         started = Started(
             how="restored" if held else "cold",
             generation=held.spec.generation if held else None,
             checkpoint_id=held.spec.checkpoint_id if held else None,
             fallback=fallback,
         )
+        talk = self.pool.take(held.spec) if held else None
+        waited = 0.0
+        if talk is None:
+            try:
+                talk = open_sandbox(self.runtime, held.spec if held else None, call, ties)
+            except ReadieError as error:
+                return ended_result(error, started=started)
+            waited = talk.started_s
+        kept = False
+        try:
+            result = run_in(talk, call, ties, arrived=run.arrived, restore=waited)
+            if assignment.session_id and result.outcome in {"returned", "raised"}:
+                kept = self.keep(run, talk, call, started)
+        finally:
+            if not kept:
+                talk.close()
         return msgspec.structs.replace(result, started=started)
+
+    def call_of(self, assignment: Assignment, memory: int, max_memory: int) -> Call:
+        """What a sandbox is asked to run, within limits in bytes."""
+        return Call(
+            payload=assignment.payload,
+            python=assignment.python,
+            modules=assignment.modules,
+            memory=memory,
+            max_memory=max_memory,
+            timeout=assignment.timeout,
+            start_timeout=self.settings.start_timeout,
+            max_payload=self.settings.max_payload,
+        )
+
+    def tie(self, run: Run, sender: OutputSender, accepted: Callable[[], bool], packages: Sequence[str]) -> Ties:
+        """What connects a placement's sandbox with this agent; `packages` are still to be installed."""
+
+        def fetch(folder: Folder) -> list[str]:
+            wheels = folder.path / "wheels"
+            remove_tree(wheels)  # of an earlier call of the session
+            exact = fetch_wheels(Path(self.settings.rootfs) / "bin" / "python", packages, wheels, self.sources)
+            for path in (wheels, *wheels.glob("*")):
+                folder.own(path)
+            return exact
+
+        return Ties(
+            stop=run.stop,
+            on_output=sender.add,
+            grow=lambda limit: self.grow(run, limit),
+            permit=accepted,
+            fetch=fetch if packages else None,
+        )
+
+    # -- sessions --
+
+    def keep(self, run: Run, talk: Talk, call: Call, started: Started) -> bool:
+        """Keeps the sandbox of a session's first call; False if this worker leaves, or has one already."""
+        assignment = run.assignment
+        assert assignment.session_id is not None, "only a session's sandbox is kept"
+        session = Session(
+            session_id=assignment.session_id,
+            sandbox_id=run.sandbox_id,
+            talk=talk,
+            started=started,
+            limit=run.limit,
+            max_memory=call.max_memory,
+            gpu_memory=assignment.gpu_memory,
+            installed=set(assignment.packages),
+            idle_since=time.monotonic(),
+            run=run,
+        )
+        with self.lock:
+            if self.stopping.is_set() or assignment.session_id in self.sessions:
+                return False
+            self.sessions[assignment.session_id] = session
+            run.session = session
+        return True
+
+    def go_on(self, run: Run, session: Session, sender: OutputSender, accepted: Callable[[], bool]) -> Result:
+        """Runs another call in a session's sandbox. One that does not end well ends the session."""
+        assignment = run.assignment
+        with self.lock:
+            if session.run is not None:  # the router places one at a time
+                return ended_result(SandboxFailed(f"session {session.session_id} runs another call"))
+            session.run = run
+            run.session, run.sandbox_id, run.limit = session, session.sandbox_id, session.limit
+        session.max_memory = max(session.max_memory, session.limit)
+        call = self.call_of(assignment, session.limit, session.max_memory)
+        missing = [text for text in assignment.packages if text not in session.installed]
+        result = run_in(session.talk, call, self.tie(run, sender, accepted, missing), arrived=run.arrived, restore=0.0)
+        session.installed |= set(missing)
+        session.over = session.over or result.outcome not in {"returned", "raised"}
+        return msgspec.structs.replace(result, started=session.started)
+
+    def leave_session(self, run: Run) -> None:
+        """Gives a session's sandbox back once its call has ended, or ends it."""
+        with self.lock:
+            session = run.session
+            if session is None:
+                return
+            session.run, session.limit, session.idle_since = None, run.limit, time.monotonic()
+            over = session.over or self.stopping.is_set()
+            if over:
+                self.sessions.pop(session.session_id, None)
+        if over:
+            session.talk.close()
+
+    def idle_too_long(self, session: Session) -> bool:
+        return time.monotonic() > session.idle_since + self.settings.sandbox_idle_ttl
+
+    def end_sessions(self, which: Callable[[Session], bool], *, with_calls: bool = False) -> bool:
+        """Ends the idle sessions that `which` names; whether there were any. `with_calls`: busy ones end with their call."""
+        ended = []
+        with self.lock:
+            for session in list(self.sessions.values()):
+                if session.run is not None:
+                    session.over |= with_calls and which(session)
+                elif which(session):
+                    del self.sessions[session.session_id]
+                    ended.append(session)
+        for session in ended:
+            session.talk.close()
+        if ended:
+            self.changed.set()
+        return bool(ended)
 
     def grow(self, run: Run, limit: int) -> bool:
         """Whether a sandbox's limit may become `limit`: if this worker's memory allows it."""
         with self.lock:
             total = self.memory_total
             others = sum(other.limit for other in self.runs.values() if other is not run)
+            others += sum(session.limit for session in self.sessions.values() if session.run is None)
             if total is not None and others + limit > total:
                 return False
             run.limit = limit
@@ -536,12 +701,6 @@ class Agent:
                 self.send_result(
                     placement_id, msgspec.structs.replace(result, outcome="failed", payload=b"", problem=problem)
                 )
-
-
-def failed(error: ReadieError) -> Result:
-    """The result of a placement that never had a sandbox."""
-    outcome = "cancelled" if isinstance(error, CallCancelled) else "failed"
-    return Result(outcome=outcome, problem=problem_of(error), phases=Phases())  # type: ignore[arg-type]
 
 
 # ---- the process ----
@@ -575,13 +734,19 @@ def serve(environ: Mapping[str, str]) -> None:
     check_gpu(settings.worker_flavor)
     configure_log()
     with owned_folder(settings.folder) as folder:
-        sandboxes = folder / "sandboxes"
-        sandboxes.mkdir(mode=0o700, exist_ok=True)
         (folder / "runtime").mkdir(mode=0o700, exist_ok=True)
-        runtime = open_runtime(settings.runtime, Path(settings.rootfs), folder / "runtime")
+        options = Options(
+            flavor=settings.worker_flavor,
+            network=settings.sandbox_network,
+            limits=Limits(settings.sandbox_cpus, settings.sandbox_processes),
+            ahead=settings.sandboxes_ahead,
+        )
+        runtime = open_runtime(settings.runtime, Path(settings.rootfs), folder / "runtime", options)
+        if settings.packages_index or settings.packages_wheels:
+            runtime.bring_pip()
         router = Router(settings)  # never closed: the last poll still waits when the process ends
         try:
-            orphans = runtime.remove_orphans(sandboxes)
+            orphans = runtime.remove_orphans()
             if orphans:
                 log.warning("removed what an earlier run left", sandboxes=orphans)
             if settings.runtime == "fork":

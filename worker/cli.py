@@ -1,10 +1,12 @@
 """`readie-worker`: the agent, and what the pipeline needs of a worker: describe, probe, save, restore."""
 
+import fcntl
 import os
 import shutil
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,12 +18,16 @@ import typer
 
 from readie.command_line import run_command_line
 from readie.errors import BadFile, BadRequest, UsageError
-from readie.flavor import check_gpu
+from readie.flavor import Flavor, check_gpu, parse_flavor
 from readie.manifest import read_spec
 from readie.units import parse_size
-from worker.host import open_runtime
+from worker.host import open_runtime, remove_leftovers
 from worker.measure import ProbeRequest, measure
+from worker.runsc import Options
 from worker.runtime import Runtime, SaveFailed, StartFailed, try_start
+
+PREFIX = "readie-worker-"  # of the folders of commands
+YOUNG_S = 10.0  # a folder that new may not be locked yet
 
 app = typer.Typer(
     name="readie-worker",
@@ -40,28 +46,71 @@ RuntimeOption = Annotated[
 CheckpointsOption = Annotated[
     Path, typer.Option("--checkpoint-dir", envvar="CHECKPOINT_DIR", help="The folder of <generation>/<checkpoint id>.")
 ]
+FlavorOption = Annotated[
+    str, typer.Option("--flavor", envvar="WORKER_FLAVOR", help="What sandboxes are made for: cpu, or gpu.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 TimeoutOption = Annotated[float, typer.Option("--timeout", min=0.01, help="Seconds that importing may take.")]
 
 
 @contextmanager
-def opened(name: str, rootfs: Path) -> Iterator[tuple[Runtime, Path]]:
-    """A runtime with a folder of its own, for one command."""
-    with tempfile.TemporaryDirectory(prefix="readie-worker-") as folder:
-        runtime = open_runtime(name, rootfs, Path(folder))
+def opened(name: str, rootfs: Path, flavor: str) -> Iterator[Runtime]:
+    """A runtime with a folder of its own, for one command. Raises `NeedsGpu` where there is no GPU for flavor gpu."""
+    options = Options(flavor=parse_flavor(flavor))
+    check_gpu(options.flavor)
+    sweep()
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as folder, held(Path(folder)):
+        runtime = open_runtime(name, rootfs, Path(folder), options)
         try:
-            yield runtime, Path(folder)
+            yield runtime
         finally:
             runtime.close()
 
 
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Locks a command's folder as long as the command runs."""
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def sweep() -> None:
+    """Ends and removes what commands of this user left behind that were killed: sandboxes of gVisor outlive them."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        try:
+            if folder.stat().st_uid != os.geteuid() or time.time() - folder.stat().st_mtime < YOUNG_S:
+                continue
+            lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove_leftovers(folder)
+        except OSError:
+            pass  # its command still runs
+        finally:
+            os.close(lock)
+
+
+def check_same_flavor(flavor: Flavor, given: str) -> None:
+    """Raises `BadRequest` for a checkpoint of another flavor than the sandboxes are made for."""
+    if flavor is not parse_flavor(given):
+        raise BadRequest(f"the checkpoint is of flavor {flavor.value}", f"Give --flavor {flavor.value}.")
+
+
 @app.command()
-def describe(rootfs: RootfsOption, runtime: RuntimeOption = "fork", as_json: JsonOption = False) -> None:
+def describe(
+    rootfs: RootfsOption, runtime: RuntimeOption = "fork", flavor: FlavorOption = "cpu", as_json: JsonOption = False
+) -> None:
     """Say what checkpoints of this host and root filesystem are bound to.
 
     Example: readie-worker describe --rootfs rootfs --json
     """
-    with opened(runtime, rootfs) as (running, _):
+    with opened(runtime, rootfs, flavor) as running:
         description = running.describe()
     if as_json:
         print(msgspec.json.encode(description).decode())
@@ -76,6 +125,7 @@ def describe(rootfs: RootfsOption, runtime: RuntimeOption = "fork", as_json: Jso
 def probe(
     rootfs: RootfsOption,
     runtime: RuntimeOption = "fork",
+    flavor: FlavorOption = "cpu",
     timeout: TimeoutOption = 60.0,
     memory: Annotated[str, typer.Option(help="What a measured process may use, such as 4Gi.")] = "4Gi",
 ) -> None:
@@ -87,7 +137,7 @@ def probe(
     """
     limit = parse_size(memory)
     warned = False
-    with opened(runtime, rootfs) as (running, folder):
+    with opened(runtime, rootfs, flavor) as running:
         running.describe()  # a root filesystem that cannot run the probe is one error, not one a request
         for line in sys.stdin.buffer:
             if not line.strip():
@@ -99,7 +149,7 @@ def probe(
                 raise BadRequest(
                     f"{text!r}: {error}", 'Send {"id": 1, "modules": ["numpy"], "mode": "time"}.'
                 ) from error
-            answer = measure(running, request, folder, timeout=timeout, memory=limit)
+            answer = measure(running, request, timeout=timeout, memory=limit)
             if answer["network"] == "host" and not warned:
                 warned = True
                 text = "imports are measured with the host's network and files: isolating them needs root or namespaces"
@@ -115,6 +165,7 @@ def save(
     checkpoint_dir: CheckpointsOption,
     spec: Annotated[Path, typer.Option(help="What to import: a checkpoint.json.")],
     runtime: RuntimeOption = "fork",
+    flavor: FlavorOption = "cpu",
     timeout: TimeoutOption = 300.0,
     as_json: JsonOption = False,
 ) -> None:
@@ -123,9 +174,9 @@ def save(
     Example: readie-worker save --rootfs rootfs --checkpoint-dir checkpoints --spec checkpoint.json --json
     """
     wanted = read_spec(spec)
-    check_gpu(wanted.flavor)
+    check_same_flavor(wanted.flavor, flavor)
     generation = checkpoint_dir / wanted.generation
-    with opened(runtime, rootfs) as (running, _):
+    with opened(runtime, rootfs, flavor) as running:
         generation.mkdir(parents=True, exist_ok=True)
         aside = generation / f".{wanted.checkpoint_id}.{uuid4().hex[:8]}.partial"
         try:
@@ -162,6 +213,7 @@ def restore(
     cold: Annotated[bool, typer.Option("--cold", help="Time cold starts instead.")] = False,
     times: Annotated[int, typer.Option(min=1, max=1000, help="How often.")] = 5,
     runtime: RuntimeOption = "fork",
+    flavor: FlavorOption = "cpu",
     timeout: TimeoutOption = 300.0,
     as_json: JsonOption = False,
 ) -> None:
@@ -177,15 +229,18 @@ def restore(
     place = checkpoint_dir / generation / checkpoint
     if not cold:
         spec = read_spec(place / "checkpoint.json")
-        check_gpu(spec.flavor)
+        check_same_flavor(spec.flavor, flavor)
         if spec.key != (generation, checkpoint):
             raise BadFile(f"{place / 'checkpoint.json'} is {spec.checkpoint_id} of generation {spec.generation}")
-    with opened(runtime, rootfs) as (running, folder):
+    with opened(runtime, rootfs, flavor) as running:
         python = ".".join(running.describe().host.python.split(".")[:2])
+        seconds = []
         try:
             if spec:
                 running.load(spec, place, timeout=timeout)
-            seconds = [try_start(running, spec, folder, python=python, timeout=timeout).ready_s for _ in range(times)]
+            for _ in range(times):
+                running.prepare()  # as it is on a worker that is not busy
+                seconds.append(try_start(running, spec, python=python, timeout=timeout).ready_s)
         except StartFailed as error:
             fail(as_json, {"kind": "no-result", "detail": str(error)}, str(error))
     if as_json:

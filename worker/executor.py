@@ -1,24 +1,32 @@
 """The executor: what runs inside a sandbox. Standard library only, plus a pinned cloudpickle that lies beside it.
 
 It runs in the root filesystem's own Python, isolated (`-I`), from a folder that holds this file, cloudpickle, and of
-`readie` what `resource` needs, and nothing else. Its baseline, part of every start, is `PRELOAD` and cloudpickle. Three modes:
+`readie` what functions use of it (`resource`, `after_restore`), and nothing else. Its baseline, part of every start, is
+`PRELOAD` and cloudpickle. Modes:
 
     describe   prints what this root filesystem is, as JSON
-    cold       a fresh interpreter that serves one call
-    zygote     imports a checkpoint's modules once, then forks a process for each call
+    cold       a fresh interpreter that serves calls
+    zygote     imports a checkpoint's modules once, then forks a process for each sandbox
+    save       imports a checkpoint's modules once, says so, and waits to be saved; it serves calls once it is restored
+    probe      measures imports (worker/probe.py)
 
-A process that serves a call connects to `<folder>/host.sock`; its output goes to the named pipes `<folder>/stdout`
-and `<folder>/stderr`, below the level of Python, so that what C code, child processes and crashes print arrives too.
-Frames on the socket: length of header and of body (4 bytes each, big-endian), the header as JSON, the body.
+A process that serves calls connects to `<folder>/host.sock`, in the folder that it shares with the host; its output goes
+to the named pipes `<folder>/stdout` and `<folder>/stderr`, below the level of Python, so that what C code, child
+processes and crashes print arrives too. Frames on the socket: length of header and of body (4 bytes each, big-endian),
+the header as JSON, the body.
 
-    executor → hello {protocol, python, pid, rss_bytes}
+    executor → hello {protocol, python, pid}
+    host     → install {requirements}                  wheels in `<folder>/wheels`, put first on sys.path. May be left out
+    executor → installed {ok, output, install_s}
     host     → prepare {modules}                       hints: imported by their longest importable prefix
     executor → prepared {imports_s}
     host     → call {python, max_payload} + payload    a cloudpickle of (function, args, kwargs)
     executor → ready {}                                just before the first line of the function
-    executor → result {outcome, run_s, ...} + payload  then it waits for the host to hang up, and ends
+    executor → result {outcome, run_s, ...} + payload  then the next call's frames may come; it ends when the host hangs up
 
-The host sends `call` once it may: nothing of the user's is unpickled or run before.
+The host sends `call` once it may: nothing of the user's is unpickled or run before. A process in mode `save` connects
+once before it is saved, for `ready` or `failed`, and hangs up: nothing of the host's may be open then. It knows by the
+file `<folder>/go` that it has been restored.
 """
 
 import contextlib
@@ -33,11 +41,12 @@ import struct
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, NoReturn
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 #: Standard-library modules of the baseline: those that two or more of the 600 distributions of the cpu root filesystem
 #: (catalogues/requirements-cpu.lock) ask for under Python 3.11, themselves or through others of the standard library,
@@ -73,6 +82,9 @@ PRELOAD = tuple(STANDARD_MODULES.split())
 
 #: Where the root filesystem declares its datasets, models and tokenizers (readie/resources.py).
 RESOURCES = ""
+#: The folder of this file, cloudpickle and, where packages may be installed, pip.
+BUNDLE = ""
+RESTORED_S = 0.002  # how often a saved process looks whether it has been restored
 
 MAX_HEADER = 4 * 1024 * 1024
 MAX_TEXT = 64 * 1024  # characters of a traceback or a message
@@ -231,7 +243,7 @@ def type_name(value: object) -> str:
     )
 
 
-# ---- a process that serves one call ----
+# ---- a process that serves calls ----
 
 
 class _C:
@@ -264,16 +276,20 @@ def flush_output() -> None:
     _C.flush()
 
 
-def serve_call(folder: str, parent: int | None) -> NoReturn:
-    """Serves one call over `<folder>/host.sock` and ends the process.
+def serve_calls(place: "Place", parent: int | None, *, restored: bool) -> NoReturn:
+    """Serves calls over `<folder>/host.sock` until the host hangs up, and ends the process.
 
     `parent` is the process that started this one, with which it ends; None: whatever started it looks after that.
+    A process that was restored renews first what clones must not share.
     """
     code = 70  # EX_SOFTWARE: what the host sees if even this function fails
     try:
-        enter_sandbox(folder, parent)
-        with connect(folder) as channel:
-            talk(channel)
+        end_with(parent)
+        enter_sandbox(place)
+        if restored:
+            renew_state()
+        with connect(place.folder) as channel:
+            talk(channel, place)
         code = 0
     except EOFError:
         code = 0  # the host hung up: it wants no answer any more
@@ -294,9 +310,19 @@ def end_with(parent: int | None) -> None:
             raise EOFError("the parent ended first")
 
 
-def enter_sandbox(folder: str, parent: int | None) -> None:
+class Place:
+    """Where a sandbox finds what is its own: the folder shared with the host, its home, its temporary files."""
+
+    __slots__ = ("folder", "home", "tmp")
+
+    def __init__(self, folder: str, home: str, tmp: str) -> None:
+        self.folder = folder
+        self.home = home
+        self.tmp = tmp
+
+
+def enter_sandbox(place: Place) -> None:
     """Makes this process the sandbox: its own output, folder, temporary files."""
-    end_with(parent)
     # Processes that detach from their parent stay below this one, where the host finds and ends them.
     _C.prctl(CHILD_SUBREAPER, 1)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123
@@ -305,51 +331,75 @@ def enter_sandbox(folder: str, parent: int | None) -> None:
     os.dup2(null, 0)
     os.close(null)
     for target, name in ((1, "stdout"), (2, "stderr")):
-        pipe = os.open(f"{folder}/{name}", os.O_WRONLY | os.O_NONBLOCK)  # fails at once if nobody listens
+        pipe = os.open(f"{place.folder}/{name}", os.O_WRONLY | os.O_NONBLOCK)  # fails at once if nobody listens
         os.set_blocking(pipe, True)
         os.dup2(pipe, target)
         os.close(pipe)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    os.chdir(f"{folder}/work")
-    os.environ["HOME"] = f"{folder}/work"
-    os.environ["TMPDIR"] = f"{folder}/tmp"  # noqa: S108
+    for path in (place.home, place.tmp):
+        os.makedirs(path, mode=0o700, exist_ok=True)  # noqa: PTH103
+    os.chdir(place.home)
+    os.environ["HOME"] = place.home
+    os.environ["TMPDIR"] = place.tmp
     with contextlib.suppress(KeyError):
         sys.modules["tempfile"].tempdir = None  # type: ignore[attr-defined]
 
 
-def talk(channel: socket.socket) -> None:
-    """The sandbox's side of the protocol."""
+def talk(channel: socket.socket, place: Place) -> NoReturn:
+    """The sandbox's side of the protocol. Raises `EOFError` when the host hangs up."""
     pid = os.getpid()
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    send_frame(
-        channel,
-        {"type": "hello", "protocol": PROTOCOL, "python": version, "pid": pid, "rss_bytes": anonymous_bytes()},
-    )
-    body = b""
+    send_frame(channel, {"type": "hello", "protocol": PROTOCOL, "python": version, "pid": pid})
     while True:
         header, body = receive_frame(channel)
-        if header["type"] == "call":
-            break
-        started = clock()
-        gc.disable()
-        for name in header["modules"]:
-            load_longest(name)
-        gc.enable()
-        send_frame(channel, {"type": "prepared", "imports_s": clock() - started})
-    if header["python"] != version:
-        # Pickled code objects of another version would not fail, but misbehave.
-        answer: Header = {"outcome": "failed", "slug": "python-mismatch"}
-        answer["detail"] = f"the caller runs Python {header['python']}, the root filesystem has {version}"
-        payload = b""
-    else:
-        answer, payload = run_payload(body, header["max_payload"], lambda: send_frame(channel, {"type": "ready"}))
-    if os.getpid() != pid:
-        os._exit(0)  # the function forked and the copy returned too: only the original answers
-    flush_output()
-    send_frame(channel, {"type": "result", **answer}, payload)
-    channel.recv(1)  # the host hangs up, or ends this process with all that it started
+        if header["type"] == "install":
+            send_frame(channel, {"type": "installed", **install(header["requirements"], place)})
+            continue
+        if header["type"] == "prepare":
+            started = clock()
+            gc.disable()
+            for name in header["modules"]:
+                load_longest(name)
+            gc.enable()
+            send_frame(channel, {"type": "prepared", "imports_s": clock() - started})
+            continue
+        if header["python"] != version:
+            # Pickled code objects of another version would not fail, but misbehave.
+            answer: Header = {"outcome": "failed", "slug": "python-mismatch"}
+            answer["detail"] = f"the caller runs Python {header['python']}, the root filesystem has {version}"
+            payload = b""
+        else:
+            answer, payload = run_payload(body, header["max_payload"], lambda: send_frame(channel, {"type": "ready"}))
+        if os.getpid() != pid:
+            os._exit(0)  # the function forked and the copy returned too: only the original answers
+        del body
+        flush_output()
+        send_frame(channel, {"type": "result", **answer}, payload)
+        del payload  # a session's next call may need the room
+
+
+def install(requirements: list[str], place: Place) -> Header:
+    """Installs wheels that the host has put into the folder, without network, where imports look first."""
+    import subprocess
+
+    started = clock()
+    target = f"{place.tmp}/packages"
+    options = ["--no-index", "--no-deps", "--no-cache-dir", "--no-input", "--disable-pip-version-check", "--upgrade"]
+    links = ["--find-links", f"{place.folder}/wheels", "--target", target]
+    done = subprocess.run(
+        [sys.executable, "-I", "-B", f"{BUNDLE}/pip", "install", *options, *links, *requirements],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
+    if target not in sys.path:
+        sys.path.insert(0, target)
+    importlib.invalidate_caches()
+    output = done.stdout.decode(errors="replace")[-MAX_TEXT:]
+    return {"ok": not done.returncode, "output": output, "install_s": clock() - started}
 
 
 def run_payload(payload: bytes, limit: int, ready: Callable[[], None]) -> tuple[Header, bytes]:
@@ -406,8 +456,35 @@ def dump(value: object) -> bytes:
     return dumped
 
 
+#: Random number generators that imports made without a seed.
+UNSEEDED: "weakref.WeakSet[Any]" = weakref.WeakSet()
+
+
+@contextlib.contextmanager
+def noting_generators() -> Iterator[None]:
+    """Notes which `random.Random` objects are made without a seed: one that has a seed shall draw the same everywhere."""
+    kind: Any = sys.modules["random"].Random
+    original = kind.seed
+
+    def seed(self: Any, a: Any = None, version: int = 2) -> None:
+        if a is None:
+            UNSEEDED.add(self)
+        else:
+            UNSEEDED.discard(self)
+        original(self, a, version)
+
+    kind.seed = seed
+    try:
+        yield
+    finally:
+        kind.seed = original
+
+
 def renew_state() -> None:
-    """Gives a clone what clones must not share: random numbers, keys, names of temporary files."""
+    """Gives a clone what clones must not share: random numbers, keys, names of temporary files, clocks.
+
+    Then what `readie.after_restore` was given: of these, one that raises ends the sandbox before it serves anything.
+    """
     modules = sys.modules
     renewals: list[Callable[[], object]] = []
     if "random" in modules:
@@ -421,9 +498,19 @@ def renew_state() -> None:
         renewals.append(lambda: setattr(modules["tempfile"], "_name_sequence", None))
     if "uuid" in modules:
         renewals.append(lambda: setattr(modules["uuid"], "_last_timestamp", None))
+    if "ssl" in modules:  # OpenSSL notices that it was forked, and not that it was restored
+        renewals.append(lambda: modules["ssl"].RAND_add(os.urandom(48), 48.0))
+    if "logging" in modules:  # "relative" times of log records count from here
+        now = time.time_ns() if isinstance(getattr(modules["logging"], "_startTime", None), int) else time.time()
+        renewals.append(lambda: setattr(modules["logging"], "_startTime", now))
+    renewals.append(time.tzset)
+    renewals += [generator.seed for generator in tuple(UNSEEDED)]
     for renew in renewals:
         with contextlib.suppress(Exception):  # a module may have replaced any of this
             renew()
+    if "readie.restore" in modules:
+        for hook in tuple(modules["readie.restore"].HOOKS):
+            hook()
 
 
 # ---- the zygote ----
@@ -432,40 +519,74 @@ def renew_state() -> None:
 def run_zygote(control: socket.socket, canonical: Sequence[str], ballast_mb: float) -> NoReturn:
     """Imports `canonical`, says what came of it, then forks a sandbox for each request until the host hangs up.
 
-    Messages on `control` (SOCK_SEQPACKET, one JSON object each):
-    ready {base_bytes, bytes, threads, seconds} or failed {kind, detail}; fork {folder} → forked {pid} with a
-    descriptor of the process, and exited {pid, status} once it and all of its process group have ended.
+    Messages on `control` (SOCK_SEQPACKET, one JSON object each): what `load_canonical` says;
+    fork {folder, home, tmp} → forked {pid} with a descriptor of the process, and exited {pid, status} once it and all
+    of its process group have ended.
     """
     signals = {number: signal.getsignal(number) for number in signal.valid_signals()}
-    started = clock()
-    base_bytes = anonymous_bytes()
-    for name in canonical:
-        try:
-            load(name)
-        except BaseException as error:
-            detail = f"{'load' if is_resource(name) else 'import'} {name}: {describe_failure(error)}"
-            _send(control, {"type": "failed", "kind": "raised", "detail": detail, "traceback": _tail()})
-            os._exit(1)
-    # Written, not only reserved: untouched pages would cost a fork nothing.
-    ballast = bytearray(b"\x01") * int(ballast_mb * 1_000_000)
-    seconds = clock() - started
-    names, pids = threads(), children_of("self")
-    if pids:
-        _send(control, {"type": "failed", "kind": "processes", "detail": f"importing started {len(pids)} process(es)"})
+    answer, _ballast = load_canonical(canonical, ballast_mb)  # which lives as long as this function
+    if answer["type"] == "ready" and len(answer["threads"]) > 1:
+        detail = f"{len(answer['threads'])} threads after importing: {', '.join(sorted(answer['threads']))}"
+        answer = {"type": "failed", "kind": "threads", "detail": detail}
+    _send(control, answer)
+    if answer["type"] == "failed":
         os._exit(1)
-    if len(names) > 1:
-        detail = f"{len(names)} threads after importing: {', '.join(sorted(names))}"
-        _send(control, {"type": "failed", "kind": "threads", "detail": detail, "threads": len(names)})
-        os._exit(1)
-    flush_output()
-    gc.freeze()  # a collection in a clone would else write to, and so copy, every page with objects on it
-    facts = {"base_bytes": base_bytes, "bytes": anonymous_bytes(), "threads": len(names), "seconds": seconds}
-    _send(control, {"type": "ready", "ballast": len(ballast), **facts})
     serve_forks(control, signals)
 
 
-def _tail() -> str:
-    return traceback.format_exc()[-8000:]
+def load_canonical(canonical: Sequence[str], ballast_mb: float) -> tuple[Header, bytearray]:
+    """Imports `canonical`; ready {base_bytes, bytes, threads, seconds} or failed {kind, detail}, and the ballast.
+
+    Bytes of memory before and after; `threads` are the names of those that there are then.
+    """
+    ballast = bytearray()
+    started = clock()
+    base_bytes = anonymous_bytes()
+    with noting_generators():
+        for name in canonical:
+            try:
+                load(name)
+            except BaseException as error:
+                detail = f"{'load' if is_resource(name) else 'import'} {name}: {describe_failure(error)}"
+                return {"type": "failed", "kind": "raised", "detail": detail}, ballast
+    # Written, not only reserved: untouched pages would cost a fork nothing.
+    ballast += bytearray(b"\x01") * int(ballast_mb * 1_000_000)
+    seconds = clock() - started
+    pids = children_of("self")
+    if pids:
+        detail = f"importing started {len(pids)} process(es)"
+        return {"type": "failed", "kind": "processes", "detail": detail}, ballast
+    flush_output()
+    gc.freeze()  # a collection in a clone would else write to, and so copy, every page with objects on it
+    facts = {"base_bytes": base_bytes, "bytes": anonymous_bytes(), "threads": threads(), "seconds": seconds}
+    return {"type": "ready", **facts}, ballast
+
+
+def run_saved(place: Place, canonical: Sequence[str], ballast_mb: float, patience_s: float) -> NoReturn:
+    """Imports `canonical`, says what came of it, and waits to be saved; once restored, it serves calls.
+
+    A process that nobody saves within `patience_s` ends: its worker may have ended before.
+    """
+    answer, _ballast = load_canonical(canonical, ballast_mb)  # which lives as long as this function
+    with connect(place.folder) as channel:
+        send_frame(channel, answer)
+    if answer["type"] == "failed":
+        os._exit(1)
+    deadline = time.monotonic() + patience_s  # goes on while the process lies saved, too: `go` is looked for first
+    while not os.path.exists(f"{place.folder}/go"):  # noqa: PTH110
+        if time.monotonic() > deadline:
+            os._exit(1)
+        time.sleep(RESTORED_S)
+    gc.enable()
+    serve_calls(place, None, restored=True)
+
+
+def silence() -> None:
+    """Takes what this process was started with from it: it prints nowhere until it serves calls."""
+    null = os.open("/dev/null", os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(null, number)
+    os.close(null)
 
 
 def _send(control: socket.socket, message: Header, descriptors: Sequence[int] = ()) -> None:
@@ -492,13 +613,14 @@ def serve_forks(control: socket.socket, signals: dict[Any, Any]) -> NoReturn:
                 message = control.recv(65536)
                 if not message:
                     os._exit(0)  # the host has ended or wants no more: so do the sandboxes (PDEATHSIG)
-                folder = json.loads(message)["folder"]
+                request = json.loads(message)
+                place = Place(request["folder"], request["home"], request["tmp"])
                 pid = os.fork()
                 if pid == 0:
                     control.close()
                     for other in pids:
                         os.close(other)
-                    start_clone(folder, zygote, signals)
+                    start_clone(place, zygote, signals)
                 descriptor = os.pidfd_open(pid)
                 pids[descriptor] = pid
                 poll.register(descriptor, select.POLLIN)
@@ -509,8 +631,8 @@ def serve_forks(control: socket.socket, signals: dict[Any, Any]) -> NoReturn:
         os._exit(1)
 
 
-def start_clone(folder: str, parent: int, signals: dict[Any, Any]) -> NoReturn:
-    """What a fresh fork does first: it leaves the zygote's session and handlers, and renews what clones must not share."""
+def start_clone(place: Place, parent: int, signals: dict[Any, Any]) -> NoReturn:
+    """What a fresh fork does first: it leaves the zygote's session and handlers."""
     try:
         os.setsid()
         for number, handler in signals.items():
@@ -518,8 +640,7 @@ def start_clone(folder: str, parent: int, signals: dict[Any, Any]) -> NoReturn:
                 with contextlib.suppress(OSError, ValueError, TypeError):
                     signal.signal(number, handler)
         gc.enable()
-        renew_state()
-        serve_call(folder, parent)
+        serve_calls(place, parent, restored=True)
     finally:
         os._exit(70)
 
@@ -617,20 +738,25 @@ def start(bundle: str) -> None:
 
 def main() -> None:
     """Entry: `python -I -c "…" <bundle> <mode> <options as JSON>`."""
-    global RESOURCES  # noqa: PLW0603 - of the process, as its arguments are
-    bundle, mode, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+    global BUNDLE, RESOURCES  # noqa: PLW0603 - of the process, as its arguments are
+    BUNDLE, mode, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
     sys.argv = [""]
     RESOURCES = options.get("resources", "")
-    start(bundle)
+    start(BUNDLE)
     if mode == "describe":
         print(json.dumps(describe()))
     elif mode == "cold":
         gc.enable()
-        serve_call(options["folder"], options["parent"])
+        serve_calls(Place(options["folder"], options["home"], options["tmp"]), options["parent"], restored=False)
+    elif mode == "save":
+        silence()
+        place = Place(options["folder"], options["home"], options["tmp"])
+        run_saved(place, options["canonical"], options["ballast_mb"], options["patience_s"])
     elif mode == "zygote":
         control = Socket(fileno=options["control"])
         run_zygote(control, options["canonical"], options["ballast_mb"])
     elif mode == "probe":
+        silence()
         importlib.import_module("readie_probe").run(options, sys.modules[__name__])
     else:
         raise SystemExit(f"no mode {mode!r}")

@@ -9,13 +9,10 @@ cannot be forked safely. Clones keep that environment; a function that wants mor
 """
 
 import contextlib
-import hashlib
-import importlib.util
 import json
 import os
 import queue
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -23,41 +20,36 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
+from uuid import uuid4
 
 import msgspec
 
-import readie
-from readie.errors import ReadieError, RuntimeUnavailable
+from readie.errors import RuntimeUnavailable
 from readie.files import write_json
 from readie.manifest import CheckpointSpec, Description, Host
 from readie.resources import FILE as RESOURCES
-from readie.resources import hash_resources, read_resources
 from readie.units import MB
 from worker import executor
+from worker.bundle import (
+    BOOT,
+    ENVIRONMENT,
+    check_resources,
+    copy_pip,
+    cpu_features,
+    fingerprint,
+    make_bundle,
+)
 from worker.executor import Header, anonymous_bytes, children_of, reap_group
 from worker.runtime import Folder, Saved, SaveFailed, StartFailed, remove_tree
 
 RUNTIME_VERSION = "1"  # of this file's way to fork
 END_S = 5.0  # how long ending a process may take
-
-#: What sandboxes find in their environment, besides PATH, HOME, TMPDIR and XDG_CACHE_HOME. Nothing of the worker's own
-#: environment, where its tokens are.
-ENVIRONMENT = {
-    "LANG": "C.UTF-8",
-    "OPENBLAS_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "NUMEXPR_NUM_THREADS": "1",
-    "VECLIB_MAXIMUM_THREADS": "1",
-    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow's allocator would else start a thread
-}
-BOOT = "import sys; sys.path.insert(0, sys.argv[1]); import readie_executor; readie_executor.main()"
 
 
 class ForkRuntime:
@@ -72,11 +64,16 @@ class ForkRuntime:
                 "ROOTFS (--rootfs) is a folder with its own Python at bin/python, such as a virtual environment.",
             )
         self.folder = folder
+        self.sandboxes = folder / "sandboxes"
+        self.sandboxes.mkdir(mode=0o700, exist_ok=True)
         self.bundle = make_bundle(folder / "bundle", self.python)
         self.cache = shared_cache(self.rootfs, folder)
         self.paths = {"resources": str(self.rootfs / RESOURCES)}
         self.zygotes: dict[tuple[str, str], Zygote] = {}
         self.retired: list[Zygote] = []
+        # The kernel tells a process that its parent has ended when the *thread* that started it ends. A session's
+        # sandbox outlives the thread of its first call.
+        self.starter = ThreadPoolExecutor(1, thread_name_prefix="start")
 
     def environment(self, home: Path) -> dict[str, str]:
         """The environment of a process whose folder is `home`."""
@@ -137,7 +134,7 @@ class ForkRuntime:
             runtime_version=RUNTIME_VERSION,
             python=found["python"],
             protocol=executor.PROTOCOL,
-            fingerprint=fingerprint(self.bundle),
+            fingerprint=fingerprint(self.bundle, ENVIRONMENT),
             rootfs_digest=found["rootfs_digest"],
             cpu_features=cpu_features(),
         )
@@ -175,31 +172,46 @@ class ForkRuntime:
         zygote = self.zygotes.get(spec.key)
         return zygote is not None and not zygote.dead
 
-    def remove_orphans(self, sandboxes: Path) -> int:
+    def remove_orphans(self) -> int:
         zygotes = list(self.folder.glob("zygote-*"))
-        left = list(sandboxes.iterdir()) if sandboxes.is_dir() else []
+        left = list(self.sandboxes.iterdir())
         for folder in [*zygotes, *left]:
             end_orphan(folder)
             remove_tree(folder)
         return len(left)
 
-    def start(self, spec: CheckpointSpec | None, folder: Folder) -> "ForkSandbox":
-        if spec is None:
-            return self.start_cold("cold", {}, folder)
-        zygote = self.zygotes.get(spec.key)
-        if zygote is None:
+    def start(self, spec: CheckpointSpec | None, *, memory: int) -> "ForkSandbox":  # noqa: ARG002
+        zygote = self.zygotes.get(spec.key) if spec else None
+        if spec and zygote is None:
             raise StartFailed("its zygote is not running")
-        return zygote.fork(folder)
-
-    def start_probe(self, options: Header, folder: Folder) -> "GuardedSandbox":
-        place = Path(os.path.realpath(folder.path))
-        network = "none" if self.isolates else "host"
-        command = self.command("probe", {**options, "folder": str(place), "network": network})
+        folder = make_folder(self.sandboxes)
         try:
-            process = self.popen_guard(place, command, isolated=self.isolates)
+            return zygote.fork(folder) if zygote else self.start_cold(folder)
+        except BaseException:
+            folder.close()
+            raise
+
+    def start_probe(self, options: Header, *, memory: int) -> "GuardedSandbox":  # noqa: ARG002
+        folder = make_folder(self.sandboxes)
+        real = Path(os.path.realpath(folder.path))
+        (real / "result").touch(0o600)
+        network = "none" if self.isolates else "host"
+        command = self.command("probe", {**options, "folder": str(real), "network": network})
+        try:
+            process = self.popen_guard(real, command, isolated=self.isolates)
         except OSError as error:
+            folder.close()
             raise StartFailed(f"{sys.executable} could not be started: {error}") from error
-        return GuardedSandbox(*self.watch(process, folder))
+        return GuardedSandbox(folder, *self.watch(process, folder))
+
+    def outside(self, path: str) -> Path:
+        return Path(path)
+
+    def prepare(self) -> None:
+        """Nothing is made ahead: a fork takes milliseconds."""
+
+    def bring_pip(self) -> None:
+        copy_pip(self.bundle)
 
     @cached_property
     def isolates(self) -> bool:
@@ -223,15 +235,13 @@ class ForkRuntime:
             start_new_session=True,
         )
 
-    def start_cold(self, mode: str, options: Header, folder: Folder) -> "ForkSandbox":
-        # The kernel tells a process that its parent has ended when the *thread* that started it ends: calls are run
-        # by the thread that starts their sandbox.
-        options = {**options, "folder": str(folder.path), "parent": os.getpid()}
+    def start_cold(self, folder: Folder) -> "ForkSandbox":
+        options = {**where(folder), "parent": os.getpid()}
         try:
-            process = self.popen(mode, options, folder.path / "work")
+            process = self.starter.submit(self.popen, "cold", options, folder.path / "work").result()
         except OSError as error:
             raise StartFailed(f"{self.python} could not be started: {error}") from error
-        return ForkSandbox(*self.watch(process, folder))
+        return ForkSandbox(folder, *self.watch(process, folder))
 
     def watch(
         self, process: "subprocess.Popen[bytes]", folder: Folder
@@ -251,6 +261,20 @@ class ForkRuntime:
         for zygote in [*self.zygotes.values(), *self.retired]:
             zygote.close()
         self.zygotes.clear()
+        self.starter.shutdown()
+
+
+def make_folder(place: Path) -> Folder:
+    """A sandbox's folder below `place`, with room for its home and its temporary files."""
+    folder = Folder(place / uuid4().hex[:16])
+    for name in ("work", "tmp"):
+        (folder.path / name).mkdir(mode=0o700)
+    return folder
+
+
+def where(folder: Folder) -> Header:
+    """What an executor is told of its folder."""
+    return {"folder": str(folder.path), "home": str(folder.path / "work"), "tmp": str(folder.path / "tmp")}
 
 
 def shared_cache(rootfs: Path, folder: Path) -> Path:
@@ -272,50 +296,6 @@ def shared_cache(rootfs: Path, folder: Path) -> Path:
     return substitute
 
 
-def make_bundle(folder: Path, python: Path) -> Path:
-    """A folder with the executor, the probe, cloudpickle, what `readie.resource` needs, and nothing else of the worker's.
-
-    Compiled by the Python that will run it: sandboxes write no byte code, so each start would compile it again.
-    """
-    remove_tree(folder)
-    folder.mkdir(parents=True)
-    here = Path(__file__).parent
-    shutil.copy(here / "executor.py", folder / "readie_executor.py")
-    shutil.copy(here / "probe.py", folder / "readie_probe.py")
-    (folder / "readie").mkdir()
-    for name in ("__init__.py", "errors.py", "resources.py"):
-        shutil.copy(Path(readie.__file__).with_name(name), folder / "readie")
-    spec = importlib.util.find_spec("cloudpickle")
-    if spec is None or spec.origin is None:
-        raise RuntimeUnavailable("cloudpickle is not installed beside the worker", "Install readie[worker] again.")
-    source = Path(spec.origin).parent
-    shutil.copytree(source, folder / "cloudpickle", ignore=shutil.ignore_patterns("__pycache__"))
-    compiler = [str(python), "-I", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", str(folder)]
-    subprocess.run(
-        compiler, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
-    )
-    return folder
-
-
-def fingerprint(bundle: Path) -> str:
-    """SHA-256 over everything that makes a sandbox what it is: executor (with its preload list), cloudpickle, environment.
-
-    The probe is left out: it is in no sandbox that runs calls.
-    """
-    digest = hashlib.sha256(json.dumps(ENVIRONMENT, sort_keys=True).encode())
-    for file in sorted(bundle.rglob("*.py")):
-        if file.name != "readie_probe.py":
-            digest.update(f"\n{file.relative_to(bundle)}\n".encode() + file.read_bytes())
-    return digest.hexdigest()
-
-
-def cpu_features() -> str:
-    """SHA-256 of the processor's sorted feature flags."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    flags = next((line for line in lines if line.lower().startswith(("flags", "features"))), ":")
-    return hashlib.sha256(" ".join(sorted(flags.partition(":")[2].split())).encode()).hexdigest()
-
-
 # ---- processes ----
 
 
@@ -326,6 +306,7 @@ class ForkSandbox:
     `reap` waits for the process to end, for one that is this process's own child; a zygote reaps its own.
     """
 
+    folder: Folder
     pid: int
     exit_descriptor: int
     status: "Future[int | None]"
@@ -340,6 +321,12 @@ class ForkSandbox:
                 with contextlib.suppress(OSError, ValueError, IndexError):
                     used += private_bytes(pid) if exact else anonymous_bytes(pid)
         return used
+
+    def limit_memory(self, limit: int) -> None:
+        """Nothing but the agent's own look at `memory` holds a sandbox to its limit."""
+
+    def starved(self) -> bool:
+        return False
 
     def ending(self) -> str:
         if not self.wait_exit(2.0):
@@ -368,6 +355,7 @@ class ForkSandbox:
             with contextlib.suppress(FutureTimeoutError):
                 self.status.result(END_S)
         os.close(self.exit_descriptor)
+        self.folder.close()
 
 
 class GuardedSandbox(ForkSandbox):
@@ -474,18 +462,6 @@ def describe_status(status: int | None) -> str:
 # ---- zygotes ----
 
 
-def check_resources(spec: CheckpointSpec, path: Path) -> None:
-    """Raises `SaveFailed` unless the root filesystem declares what the checkpoint holds as it did at the capture."""
-    try:
-        declared = hash_resources(read_resources(path), spec.canonical)
-    except ReadieError as error:
-        raise SaveFailed("resources", error.detail) from error
-    if declared != spec.resources:
-        raise SaveFailed(
-            "resources", f"{path} declares its datasets, models or tokenizers otherwise than at the capture"
-        )
-
-
 class Zygote:
     """A process that has imported a checkpoint's canonical modules. Raises `SaveFailed` where that is not possible.
 
@@ -496,7 +472,7 @@ class Zygote:
         check_resources(spec, runtime.rootfs / RESOURCES)
         self.folder = Path(tempfile.mkdtemp(prefix="zygote-", dir=runtime.folder))
         self.lock = threading.Lock()  # one fork at a time
-        self.forked: queue.SimpleQueue[ForkSandbox | None] = queue.SimpleQueue()
+        self.forked: queue.SimpleQueue[tuple[int, int, Future[int | None]] | None] = queue.SimpleQueue()
         self.statuses: dict[int, Future[int | None]] = {}
         self.dead = False
         self.reader: threading.Thread | None = None
@@ -544,15 +520,16 @@ class Zygote:
         """A clone that will connect to `folder`. Raises `StartFailed` if the zygote has ended."""
         with self.lock:
             try:
-                self.control.send(json.dumps({"folder": str(folder.path)}).encode())
+                self.control.send(json.dumps(where(folder)).encode())
                 forked = self.forked.get(timeout=10)
             except (OSError, queue.Empty):
                 forked = None
             if forked is None:
                 self.dead = True
                 raise StartFailed("its zygote has ended")
-            note_process(folder.path, forked.pid)
-            return forked
+            sandbox = ForkSandbox(folder, *forked)
+            note_process(folder.path, sandbox.pid)
+            return sandbox
 
     def _read(self) -> None:
         """Hears of clones that started and ended, until the zygote ends."""
@@ -567,7 +544,7 @@ class Zygote:
             if event["type"] == "forked":
                 pid = event["pid"]
                 self.statuses[pid] = Future()
-                self.forked.put(ForkSandbox(pid, descriptors[0], self.statuses[pid]))
+                self.forked.put((pid, descriptors[0], self.statuses[pid]))
             else:
                 self.statuses.pop(event["pid"]).set_result(event["status"])
         self.dead = True

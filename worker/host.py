@@ -2,15 +2,21 @@
 
 from pathlib import Path
 
-from readie.errors import BadRequest, RuntimeUnavailable
+from readie.errors import BadRequest
 from worker.fork import ForkRuntime
+from worker.runsc import Options, RunscRuntime, remove_leftovers
 from worker.runtime import Runtime
 
+__all__ = ["open_runtime", "remove_leftovers"]
 
-def open_runtime(name: str, rootfs: Path, folder: Path) -> Runtime:
-    """The runtime called `name`, which keeps what it needs in `folder`. Raises `RuntimeUnavailable`, `BadRequest`."""
+
+def open_runtime(name: str, rootfs: Path, folder: Path, options: Options) -> Runtime:
+    """The runtime called `name`, which keeps what it needs in `folder`; `options` are of runsc alone.
+
+    Raises `RuntimeUnavailable`, `NeedsGpu`, `BadRequest`.
+    """
     if name == "fork":
         return ForkRuntime(rootfs, folder)
     if name == "runsc":
-        raise RuntimeUnavailable("the runsc runtime is not built yet", "Use RUNTIME=fork (--runtime fork).")
+        return RunscRuntime(rootfs, folder, options)
     raise BadRequest(f"{name!r} is not a runtime", "Use fork or runsc.")

@@ -4,14 +4,12 @@ import os
 import select
 import sys
 import time
-from pathlib import Path
 from typing import IO, Annotated, Any, Literal
-from uuid import uuid4
 
 import msgspec
 
 from readie.wire import Modules, Record
-from worker.runtime import Folder, Runtime, Sandbox, StartFailed, printable
+from worker.runtime import Runtime, Sandbox, StartFailed, printable
 
 START_S = 60.0  # what a process may take until it begins to import
 
@@ -49,23 +47,25 @@ class Whole(msgspec.Struct):
     modules: dict[str, Known] = {}
 
 
-def measure(runtime: Runtime, request: ProbeRequest, folder: Path, *, timeout: float, memory: int) -> dict[str, Any]:
+def measure(runtime: Runtime, request: ProbeRequest, *, timeout: float, memory: int) -> dict[str, Any]:
     """The answer to `request`: what each module cost, and how the process ended if it did not end well.
 
     `timeout` is for the imports, in seconds, `memory` for the whole process with all that it started, in bytes.
     """
     answer: dict[str, Any] = {"id": request.id, "ok": False, "mode": request.mode}
-    with Folder(folder / f"probe-{uuid4().hex[:12]}") as place, (place.path / "result").open("x+b", 0) as file:
-        options = {"modules": request.modules, "mode": request.mode}
-        try:
-            sandbox = runtime.start_probe(options, place)
-        except StartFailed as error:
-            return answer | _nothing() | {"failure": {"kind": "no-result", "detail": str(error)}}
+    options = {"modules": request.modules, "mode": request.mode}
+    try:
+        sandbox = runtime.start_probe(options, memory=memory)
+    except StartFailed as error:
+        return answer | _nothing() | {"failure": {"kind": "no-result", "detail": str(error)}}
+    with (sandbox.folder.path / "result").open("r+b", 0) as file:
         try:
             failure = wait(sandbox, file.fileno(), timeout=timeout, memory=memory)
         finally:
             sandbox.end()
         result = read_result(file)  # by its descriptor, for what was measured may have removed the file
+    for known in result.known.values():
+        known.file = known.file and str(runtime.outside(known.file))
     modules = [describe(name, figure, request.mode, result.known[name]) for name, figure in result.figures.items()]
     if result.whole is None:
         return answer | _nothing() | {"modules": modules, "failure": failure}
@@ -94,12 +94,14 @@ def wait(sandbox: Sandbox, result: int, *, timeout: float, memory: int) -> dict[
         used = sandbox.memory()
         if used > memory:
             used = sandbox.memory(exact=True)
-        if used > memory:
+        if used > memory or sandbox.starved():
             return {"kind": "memory", "detail": f"it used {used} bytes, the limit is {memory}"}
         if now > deadline:
             took = f"longer than {timeout:g} s" if started else f"{now - began:.0f} s to start"
             return {"kind": "timeout", "detail": f"it took {took}"}
     ending = sandbox.ending()
+    if sandbox.starved():
+        return {"kind": "memory", "detail": f"it wanted more than the limit of {memory} bytes"}
     if ending.startswith(("SIG", "signal")):
         return {"kind": "signal", "detail": ending}
     return {

@@ -14,11 +14,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self
-from uuid import uuid4
 
 import msgspec
 
-from readie.errors import CallTimeout, OutOfMemory, ReadieError, RemoteError, SandboxFailed, problems
+from readie.errors import (
+    CallCancelled,
+    CallTimeout,
+    InstallFailed,
+    OutOfMemory,
+    ReadieError,
+    RemoteError,
+    SandboxFailed,
+    problems,
+)
 from readie.manifest import CheckpointSpec, Description
 from readie.wire import Answer, Phases, Problem, Result, Stream, problem_of
 from worker.executor import LENGTHS, MAX_HEADER, PROTOCOL, Header, send_frame
@@ -26,6 +34,7 @@ from worker.executor import LENGTHS, MAX_HEADER, PROTOCOL, Header, send_frame
 WATCH_S = 0.05  # how often a sandbox's memory is looked at
 GROWTH = 0.9  # of its limit: a sandbox that uses more is allowed the next step, up to max_memory
 CHUNK = 1024 * 1024
+UNLIMITED = 2**62  # bytes
 
 
 # ---- what a runtime is ----
@@ -40,11 +49,18 @@ class Saved(Answer, frozen=True, kw_only=True):
 
 
 class StartFailed(Exception):
-    """A sandbox could not be started from its checkpoint (or cold). Nothing of a call has run."""
+    """A sandbox could not be started from its checkpoint (or cold). Nothing of a call has run.
+
+    `blame` says whether the checkpoint is at fault, rather than the call's limits.
+    """
+
+    def __init__(self, detail: str, *, blame: bool = True) -> None:
+        super().__init__(detail)
+        self.blame = blame
 
 
 class SaveFailed(Exception):
-    """A checkpoint could not be captured. `kind`: raised, exit, signal, threads, processes, timeout."""
+    """A checkpoint could not be captured. `kind`: raised, exit, signal, threads, processes, timeout, memory."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(detail)
@@ -53,7 +69,11 @@ class SaveFailed(Exception):
 
 
 class Sandbox(Protocol):
-    """A started process tree with an executor in it."""
+    """A started process tree with an executor in it, and the folder that it shares with the host."""
+
+    @property
+    def folder(self) -> "Folder":
+        """What the executor connects to."""
 
     @property
     def exit_descriptor(self) -> int:
@@ -62,21 +82,30 @@ class Sandbox(Protocol):
     def memory(self, *, exact: bool = False) -> int:
         """Bytes of anonymous memory of the whole tree; `exact` counts what processes share once, and takes longer."""
 
+    def limit_memory(self, limit: int) -> None:
+        """Sets what the whole tree may use, in bytes, where the runtime itself enforces a limit."""
+
+    def starved(self) -> bool:
+        """Whether it wanted more memory than its limit, where the runtime itself enforces one."""
+
     def ending(self) -> str:
         """How the first process ended: `exit code 3` or `SIGSEGV`. Waits for that at most two seconds."""
 
     def end(self) -> None:
-        """Ends the whole tree and waits until nothing of it is left. May be repeated."""
+        """Ends the whole tree, waits until nothing of it is left, and removes its folder. May be repeated."""
 
 
 class Runtime(Protocol):
-    """How sandboxes are started. `fork` (worker/fork.py) is one; gVisor's `runsc` is to be the other."""
+    """How sandboxes are started: `fork` (worker/fork.py), and gVisor's `runsc` (worker/runsc.py).
+
+    Sandboxes' folders lie in the runtime's own. `memory` is a sandbox's limit in bytes.
+    """
 
     def describe(self) -> Description:
         """What this host and root filesystem are."""
 
     def save(self, spec: CheckpointSpec, folder: Path, *, timeout: float) -> Saved:
-        """Imports `spec.canonical`, and saves the process to `folder`. Raises `SaveFailed`."""
+        """Imports `spec.canonical`, and saves the process to the new folder `folder`. Raises `SaveFailed`."""
 
     def load(self, spec: CheckpointSpec, folder: Path, *, timeout: float) -> int:
         """Makes ready to restore from `folder`; bytes of host memory that this takes. Raises `StartFailed`."""
@@ -87,14 +116,23 @@ class Runtime(Protocol):
     def alive(self, spec: CheckpointSpec) -> bool:
         """Whether a loaded checkpoint can still be restored, as far as can be seen without trying."""
 
-    def start(self, spec: CheckpointSpec | None, folder: "Folder") -> Sandbox:
-        """A sandbox from a loaded checkpoint, or cold, that will connect to `folder`. Raises `StartFailed`."""
+    def start(self, spec: CheckpointSpec | None, *, memory: int) -> Sandbox:
+        """A sandbox from a loaded checkpoint, or cold, that will connect to its folder. Raises `StartFailed`."""
 
-    def start_probe(self, options: Header, folder: "Folder") -> Sandbox:
-        """A cold sandbox that measures imports (worker/probe.py)."""
+    def start_probe(self, options: Header, *, memory: int) -> Sandbox:
+        """A cold sandbox that measures imports (worker/probe.py), into the file `result` in its folder."""
 
-    def remove_orphans(self, sandboxes: Path) -> int:
-        """Ends and removes what an earlier run left in its folder and in `sandboxes`; how many sandboxes that were."""
+    def outside(self, path: str) -> Path:
+        """Where the host has a file that sandboxes call `path`."""
+
+    def prepare(self) -> None:
+        """Waits until what is made ahead of the next start is there."""
+
+    def bring_pip(self) -> None:
+        """Has sandboxes that start from now on find the worker's pip, to install packages with."""
+
+    def remove_orphans(self) -> int:
+        """Ends and removes what an earlier run left in the runtime's folder; how many sandboxes that were."""
 
     def close(self) -> None:
         """Ends everything that this runtime has started."""
@@ -104,18 +142,23 @@ class Runtime(Protocol):
 
 
 class Folder:
-    """The folder that host and sandbox share: socket, output pipes, `work` (its directory) and `tmp`.
+    """The folder that host and sandbox share: the socket that the executor connects to, and pipes for its output.
 
-    Only the owner can look in. Leaving the `with` block removes it, whatever was put into it.
+    Only this process's user can look in. Where the sandbox runs as another, `owner`, it may look in (who else may, the
+    folders above decide) and use socket and pipes; it can add nothing, for what it added would lie on the host's disk.
+    `close` removes the folder, whatever was put into it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, owner: int | None = None) -> None:
         self.path = path
-        for part in (path, path / "work", path / "tmp"):
-            part.mkdir(mode=0o700)
+        self.owner = owner
+        path.mkdir(mode=0o700)
+        if owner is not None:
+            path.chmod(0o755)
         self.pipes: dict[Stream, int] = {}
         for name in ("stdout", "stderr"):
             os.mkfifo(path / name, 0o600)
+            self.own(path / name)
             self.pipes[name] = os.open(path / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -123,12 +166,15 @@ class Folder:
             self.listener.bind(f"/proc/self/fd/{descriptor}/host.sock")
         finally:
             os.close(descriptor)
+        self.own(path / "host.sock")
         self.listener.listen(1)
 
-    def __enter__(self) -> Self:
-        return self
+    def own(self, path: Path) -> None:
+        """Gives a file to whom the sandbox runs as."""
+        if self.owner is not None:
+            os.chown(path, self.owner, self.owner)
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self.listener.close()
         for pipe in self.pipes.values():
             os.close(pipe)
@@ -207,6 +253,7 @@ class Ties:
     on_start: Callable[[int], None] = _nothing  # the sandbox answers: bytes of memory that it uses
     grow: Callable[[int], bool] = _granted  # may the limit become so many bytes?
     permit: Callable[[], bool] = lambda: True  # asked once, when all but the call is done; False drops the call
+    fetch: Callable[[Folder], list[str]] | None = None  # brings wheels; what pip is to install. Raises `InstallFailed`
 
 
 class Dropped(Exception):
@@ -214,30 +261,67 @@ class Dropped(Exception):
 
 
 class Talk:
-    """The host's side of one call: frames, output, memory, time, and the sandbox's end, in one loop."""
+    """The host's side of a sandbox's protocol: frames, output, memory, time, and the sandbox's end, in one loop.
 
-    def __init__(self, sandbox: Sandbox, folder: Folder, call: Call, ties: Ties) -> None:
+    Between calls nobody listens: `begin` ties it to a call, `finish` unties it. `close` ends the sandbox.
+    """
+
+    def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox = sandbox
-        self.call = call
-        self.ties = ties
-        self.limit = call.memory
+        self.python = ""  # its minor version, once it has said hello
+        self.started_s = 0.0  # from the order to its hello
+        self.limit = UNLIMITED
+        self.max_payload = CHUNK
+        self.call: Call | None = None
+        self.ties: Ties | None = None
         self.channel: socket.socket | None = None
+        self.pipes = dict(sandbox.folder.pipes)
         self.buffer = bytearray()
         self.watched = time.monotonic()
-        self.pipes = dict(folder.pipes)
-        self.decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in self.pipes}
-        self.listener = folder.listener
+        self.decoders: dict[Stream, codecs.IncrementalDecoder] = {}
         self.selector = selectors.DefaultSelector()
-        self.selector.register(self.listener, selectors.EVENT_READ, "listener")
         self.selector.register(sandbox.exit_descriptor, selectors.EVENT_READ, "exit")
-        self.selector.register(ties.stop.event, selectors.EVENT_READ, "stop")
+        self.selector.register(sandbox.folder.listener, selectors.EVENT_READ, "listener")
         for name, pipe in self.pipes.items():
             self.selector.register(pipe, selectors.EVENT_READ, name)
 
+    def begin(self, call: Call, ties: Ties) -> None:
+        """Ties the sandbox to a call: its limits hold from now on, and its output goes to the call."""
+        for name in tuple(self.pipes) if self.channel else ():  # what it printed when no call ran is nobody's
+            while name in self.pipes and self.read_output(name):
+                pass
+        self.call, self.ties = call, ties
+        self.limit, self.max_payload = call.memory, call.max_payload
+        self.decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in self.pipes}
+        self.selector.register(ties.stop.event, selectors.EVENT_READ, "stop")
+        self.sandbox.limit_memory(self.limit)
+
+    def finish(self) -> None:
+        """Unties it from its call, with the last of what that printed."""
+        if self.ties is None:
+            return
+        with contextlib.suppress(OSError):
+            self.drain_output()
+        self.selector.unregister(self.ties.stop.event)
+        self.call = self.ties = None
+
     def close(self) -> None:
+        """Ends the sandbox and the connection. May be repeated."""
+        # In this order: hung up on, the executor would end, and what it started could no longer be found below it.
+        self.sandbox.end()
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Ends the connection alone."""
         if self.channel:
             self.channel.close()
         self.selector.close()
+
+    @property
+    def idle(self) -> bool:
+        """Whether it could serve a call: it lives, and has said nothing but output since its last one."""
+        events = {key.data for key, _ in self.selector.select(0)}
+        return self.call is None and not self.buffer and not events & {"exit", "channel"}
 
     def send(self, header: Header, body: bytes = b"") -> None:
         assert self.channel is not None, "the executor connects before anything is said"
@@ -263,7 +347,7 @@ class Talk:
             events = {key.data for key, _ in self.selector.select(timeout)}
             for name in self.pipes.keys() & events:
                 self.read_output(name)
-            if "stop" in events and self.ties.stop.problem:
+            if "stop" in events and self.ties and self.ties.stop.problem:
                 raise self.ties.stop.problem
             if "listener" in events:
                 self.accept()
@@ -279,9 +363,11 @@ class Talk:
                 return frame
 
     def accept(self) -> None:
-        self.channel, _ = self.listener.accept()
+        """Takes the executor's connection; there is no second one."""
+        listener = self.sandbox.folder.listener
+        self.channel, _ = listener.accept()
         self.channel.settimeout(60)
-        self.selector.unregister(self.listener)
+        self.selector.unregister(listener)
         self.selector.register(self.channel, selectors.EVENT_READ, "channel")
 
     def receive(self) -> bool:
@@ -299,7 +385,7 @@ class Talk:
         if len(self.buffer) < LENGTHS.size:
             return None
         header_length, body_length = LENGTHS.unpack_from(self.buffer)
-        if header_length > MAX_HEADER or body_length > self.call.max_payload:
+        if header_length > MAX_HEADER or body_length > self.max_payload:
             raise SandboxFailed("it sent something that is not of the executor's protocol")
         end = LENGTHS.size + header_length + body_length
         if len(self.buffer) < end:
@@ -320,68 +406,116 @@ class Talk:
             return False
         if not data:  # every writer has closed it
             self.selector.unregister(self.pipes.pop(name))
-        text = self.decoders[name].decode(data, final=not data)
-        if text:
-            self.ties.on_output(name, text)
+        if self.ties:
+            text = self.decoders[name].decode(data, final=not data)
+            if text:
+                self.ties.on_output(name, text)
         return bool(data)
 
     def drain_output(self) -> None:
         """Passes on everything that is printed by now."""
         for name in tuple(self.pipes):
-            while self.read_output(name) and name in self.pipes:
+            while name in self.pipes and self.read_output(name):
                 pass
         for name in self.pipes:
             text = self.decoders[name].decode(b"", final=True)
-            if text:
+            if text and self.ties:
                 self.ties.on_output(name, text)
 
     def watch_memory(self) -> None:
         """Lets the limit grow in steps to max_memory; raises `OutOfMemory` beyond it."""
+        if self.call is None or self.ties is None:
+            return
         used = self.sandbox.memory()
-        if used <= self.limit * GROWTH:
+        starved = self.sandbox.starved()
+        if used <= self.limit * GROWTH and not starved:
             return
         if self.limit < self.call.max_memory:
             wanted = min(self.call.max_memory, max(2 * self.limit, 2 * used))
             if self.ties.grow(wanted):
                 self.limit = wanted
+                self.sandbox.limit_memory(wanted)
+                starved = False
         if used > self.limit:
             used = self.sandbox.memory(exact=True)
-        if used > self.limit:
-            raise OutOfMemory(f"the sandbox used {used} bytes, its limit is {self.limit}")
+        if starved or used > self.limit:
+            raise self.out_of_memory(used)
+
+    def out_of_memory(self, used: int) -> OutOfMemory:
+        return OutOfMemory(f"the sandbox used {used} bytes, its limit is {self.limit}")
 
     def ended(self) -> ReadieError:
         """Why there is no more to come."""
         ending = self.sandbox.ending()
-        if self.ties.stop.problem:
+        if self.ties and self.ties.stop.problem:
             return self.ties.stop.problem
+        if self.sandbox.starved():
+            return OutOfMemory(f"the sandbox wanted more than its limit of {self.limit} bytes")
         return SandboxFailed(f"it ended with {ending}" if ending else "it closed its connection to the worker")
 
 
-def run_call(
-    runtime: Runtime, spec: CheckpointSpec | None, folder: Folder, call: Call, ties: Ties, *, arrived: float
-) -> Result:
-    """Runs one call in a sandbox of its own, from `spec` or cold, and ends the sandbox.
+def open_sandbox(runtime: Runtime, spec: CheckpointSpec | None, call: Call, ties: Ties | None = None) -> Talk:
+    """A sandbox from `spec` or cold, that has said hello; tied to `call` if there are `ties`.
 
-    `arrived` is the placement's arrival by `time.monotonic()`. What a call can suffer is in the result. Raises
-    `StartFailed` if there was no sandbox, `Dropped` if the call was not permitted; nothing has run then.
+    Raises `StartFailed` if there is none, or what else ended the call.
     """
     started = time.monotonic()
-    sandbox = runtime.start(spec, folder)
-    talk = Talk(sandbox, folder, call, ties)
-    python, restore, imports, ready, run = "", 0.0, 0.0, 0.0, 0.0
-    payload = b""
-    problem: Problem | None = None
-    outcome: Literal["returned", "raised", "failed", "cancelled"] = "failed"
+    talk = Talk(runtime.start(spec, memory=call.memory))
     try:
+        if ties:
+            talk.begin(call, ties)
         try:
             hello, _ = talk.next_frame(call.start_timeout, SandboxFailed(f"no answer within {call.start_timeout:g} s"))
         except SandboxFailed as error:
             raise StartFailed(f"the sandbox did not answer: {error.detail}") from error
         if hello.get("protocol") != PROTOCOL:
-            raise StartFailed(f"the executor speaks protocol {hello.get('protocol')}, the worker {PROTOCOL}")
-        restore, python = time.monotonic() - started, str(hello["python"])
-        ties.on_start(int(hello["rss_bytes"]))
+            spoken = hello.get("protocol")
+            raise StartFailed(f"the executor speaks protocol {spoken}, the worker {PROTOCOL}")  # noqa: TRY301
+        talk.python = str(hello.get("python"))
+        talk.started_s = time.monotonic() - started
+    except BaseException:
+        talk.finish()
+        talk.close()
+        raise
+    return talk
+
+
+def run_call(runtime: Runtime, spec: CheckpointSpec | None, call: Call, ties: Ties, *, arrived: float) -> Result:
+    """Runs one call in a sandbox of its own, from `spec` or cold, and ends the sandbox.
+
+    `arrived` is the placement's arrival by `time.monotonic()`. What a call can suffer is in the result. Raises
+    `StartFailed` if there was no sandbox, `Dropped` if the call was not permitted; nothing has run then.
+    """
+    try:
+        talk = open_sandbox(runtime, spec, call, ties)
+    except ReadieError as error:
+        return ended_result(error)
+    try:
+        return run_in(talk, call, ties, arrived=arrived, restore=talk.started_s)
+    finally:
+        talk.close()
+
+
+def ended_result(error: ReadieError, **fields: Any) -> Result:
+    """The result of a call that `error` has ended."""
+    outcome: Literal["failed", "cancelled"] = "cancelled" if isinstance(error, CallCancelled) else "failed"
+    return Result(outcome=outcome, problem=problem_of(error), **fields)
+
+
+def run_in(talk: Talk, call: Call, ties: Ties, *, arrived: float, restore: float) -> Result:
+    """Runs one call in a sandbox that has said hello, and may be tied to the call already.
+
+    `restore` is what its start took of this call's time, in seconds. The sandbox lives on, whatever the result is: but
+    only after `returned` and `raised` can it serve another call. Raises `Dropped` if the call was not permitted.
+    """
+    installed, imports, ready, run = 0.0, 0.0, 0.0, 0.0
+    try:
+        if talk.ties is None:
+            talk.begin(call, ties)
+        ties.on_start(talk.sandbox.memory())
         late = SandboxFailed(f"the function did not start within {call.start_timeout:g} s: its imports take longer")
+        if ties.fetch:
+            installed = install(talk, ties.fetch, call.start_timeout)
         talk.send({"type": "prepare", "modules": call.modules})
         prepared, _ = talk.next_frame(call.start_timeout, late)
         imports = float(prepared["imports_s"])
@@ -394,23 +528,28 @@ def run_call(
             header, payload = talk.next_frame(call.timeout, CallTimeout(f"it ran longer than {call.timeout:g} s"))
         run = float(header.get("run_s", 0.0))
         outcome, problem = _read_result(header)
+        result = Result(outcome=outcome, payload=payload, problem=problem)
     except ReadieError as error:
-        outcome, payload, problem = "failed", b"", problem_of(error)
-        if error.slug == "call-cancelled":
-            outcome = "cancelled"
+        result = ended_result(error)
         if ready and not run:
             run = time.monotonic() - arrived - ready
     except (KeyError, ValueError, TypeError) as error:
-        outcome, payload = "failed", b""
-        problem = problem_of(SandboxFailed(f"its answer makes no sense: {error!r}"))
+        result = ended_result(SandboxFailed(f"its answer makes no sense: {error!r}"))
     finally:
-        with contextlib.suppress(OSError):
-            talk.drain_output()
-        # In this order: hung up on, the executor would end, and what it started could no longer be found below it.
-        sandbox.end()
-        talk.close()
-    phases = Phases(restore=restore, imports=imports, ready=ready, run=run)
-    return Result(outcome=outcome, payload=payload, problem=problem, python=python, phases=phases)
+        talk.finish()
+    phases = Phases(restore=restore, install=installed, imports=imports, ready=ready, run=run)
+    return msgspec.structs.replace(result, python=talk.python, phases=phases)
+
+
+def install(talk: Talk, fetch: Callable[[Folder], list[str]], within: float) -> float:
+    """Fetches wheels and has the executor install them; seconds. Raises `InstallFailed` with the installer's output."""
+    started = time.monotonic()
+    requirements = fetch(talk.sandbox.folder)
+    talk.send({"type": "install", "requirements": requirements})
+    answer, _ = talk.next_frame(within, InstallFailed(f"installing took longer than {within:g} s"))
+    if not answer["ok"]:
+        raise InstallFailed(printable(str(answer["output"])), "The output of pip above says why.")
+    return time.monotonic() - started
 
 
 @dataclass(frozen=True)
@@ -421,22 +560,22 @@ class Trial:
     bytes: int
 
 
-def try_start(runtime: Runtime, spec: CheckpointSpec | None, folder: Path, *, python: str, timeout: float) -> Trial:
-    """Starts a sandbox in `folder` with a call that does nothing. Raises `StartFailed` if that does not work."""
+def try_start(runtime: Runtime, spec: CheckpointSpec | None, *, python: str, timeout: float) -> Trial:
+    """Starts a sandbox with a call that does nothing. Raises `StartFailed` if that does not work."""
     call = Call(
         payload=pickle.dumps((len, ((),), {})),
         python=python,
         modules=[],
-        memory=2**62,
-        max_memory=2**62,
+        memory=UNLIMITED,
+        max_memory=UNLIMITED,
         timeout=timeout,
         start_timeout=timeout,
         max_payload=CHUNK,
     )
     used: list[int] = []
     started = time.monotonic()
-    with Stop() as stop, Folder(folder / f"try-{uuid4().hex[:12]}") as place:
-        result = run_call(runtime, spec, place, call, Ties(stop=stop, on_start=used.append), arrived=started)
+    with Stop() as stop:
+        result = run_call(runtime, spec, call, Ties(stop=stop, on_start=used.append), arrived=started)
     if result.outcome != "returned":
         raise StartFailed(result.problem.detail if result.problem else result.outcome)
     return Trial(result.phases.ready, used[0])

@@ -46,6 +46,26 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_output: Bytes = Bytes(10 * 1024 * 1024)  # of what one call prints; what is beyond is dropped
     start_timeout: Duration = 120.0  # until a function starts: restore or cold start, and imports
     load_timeout: Duration = 300.0  # of making a checkpoint ready to restore
+    sandbox_idle_ttl: Duration = 300.0  # how long a session's sandbox lives without a call
+    sandbox_cpus: Annotated[
+        float, msgspec.Meta(ge=0, le=10_000, description="a number of processors from 0 (all) to 10000")
+    ] = 0.0  # what one sandbox may keep busy; of runsc alone
+    sandbox_processes: Annotated[
+        int, msgspec.Meta(ge=0, le=1_000_000, description="a whole number from 0 (no limit) to 1000000")
+    ] = 512  # threads of the host that one sandbox may have, about thirty of them gVisor's own; of runsc alone
+    sandbox_network: Literal["none", "host"] = (
+        "none"  # host: calls have this host's network, and start cold; of runsc alone
+    )
+    sandboxes_ahead: Annotated[int, msgspec.Meta(ge=0, le=1000, description="a whole number from 0 to 1000")] = (
+        1  # created before they are asked for, about 15 MB each; of runsc alone
+    )
+    pool_size: Annotated[int, msgspec.Meta(ge=0, le=1000, description="a whole number from 0 (none) to 1000")] = (
+        0  # sandboxes kept restored for the checkpoints that are asked for most
+    )
+    packages_index: (
+        Annotated[str, msgspec.Meta(pattern=r"^https?://[^/]", description="a URL of a package index")] | None
+    ) = None  # where the packages that calls bring may come from
+    packages_wheels: str | None = None  # a folder of wheels that they may come from
 
     @property
     def folder(self) -> Path:
@@ -64,6 +84,10 @@ def read_worker_settings(environ: Mapping[str, str]) -> WorkerSettings:
             f"WORKER_GPU_TOTAL={settings.worker_gpu_total}: WORKER_FLAVOR is cpu", "Leave it out, or set gpu."
         )
     check_token("WORKER_TOKEN", settings.worker_token)
+    if settings.packages_wheels is not None and not Path(settings.packages_wheels).is_dir():
+        raise BadSetting(
+            f"PACKAGES_WHEELS={settings.packages_wheels!r} is not a folder", "Accepted: a folder of wheels (*.whl)."
+        )
     if settings.checkpoint_dir is not None and not Path(settings.checkpoint_dir).is_dir():
         raise BadSetting(
             f"CHECKPOINT_DIR={settings.checkpoint_dir!r} is not a folder",

@@ -1,0 +1,317 @@
+"""What an agent does is the same under both runtimes: real routers, agents and sandboxes, by real calls."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+import pytest
+
+from readie import remote
+from readie.errors import SessionConflict, SessionExpired
+from tests.lines import Line, end
+from tests.sandboxes import needs_runsc, wait_for
+from tests.test_rootfs_build import make_wheel
+
+PACKAGES = {
+    "slow": "import time; time.sleep(0.4)\nvalue = 41",
+    "refuser": """
+        import os, readie
+        readie.after_restore(lambda: os._exit(9))
+    """,
+    "old": "value = 'old'",
+}
+CHECKPOINTS = {"checkpoint_0": [], "checkpoint_1": ["slow"], "checkpoint_2": ["refuser"], "checkpoint_3": ["old"]}
+MIB = 2**20
+
+
+@pytest.fixture(scope="module", params=["fork", "runsc"])
+def line(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Line]:
+    """A router, and what workers of a runtime need."""
+    kind: Literal["fork", "runsc"] = request.param
+    if kind == "runsc":
+        needs_runsc()
+    made = Line(tmp_path_factory.mktemp(kind), PACKAGES, CHECKPOINTS, kind=kind)
+    with made.processes:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of wheels: `fresh` needs `helper`, `broken` names a wheel that nobody has."""
+    folder = tmp_path_factory.mktemp("wheels")
+    make_wheel(folder, "fresh", {"fresh.py": b"import helper\nvalue = helper.value"}, needs="helper")
+    make_wheel(folder, "helper", {"helper.py": b"value = 'brought along'"})
+    make_wheel(folder, "old", {"old/__init__.py": b"value = 'new'"})
+    make_wheel(folder, "broken", {"broken.py": b""}, needs="nobody-has-it")
+    (folder / "spoiled-1.0-py3-none-any.whl").write_bytes(b"PK no wheel")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def worker(line: Line, wheels: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """A worker that runs through this file's tests, which may install wheels."""
+    with line.worker(PACKAGES_WHEELS=str(wheels), SANDBOX_IDLE_TTL="600", SANDBOXES_AHEAD="2") as process:
+        yield process
+
+
+@pytest.fixture
+def ready(line: Line, worker: object, monkeypatch: pytest.MonkeyPatch) -> Line:
+    """The shared router and worker, which `remote` calls go to."""
+    monkeypatch.setenv("ROUTER_URL", line.url)
+    return line
+
+
+# ---- calls ----
+
+
+def use_slow() -> int:
+    import slow  # type: ignore[import-not-found]
+
+    return int(slow.value) + 1
+
+
+def test_a_call_runs_in_a_clone_of_the_checkpoint_that_was_chosen(ready: Line) -> None:
+    """The result says from what it really started, and what each phase took."""
+    result = end(remote(use_slow).submit())
+
+    assert result.outcome == "returned"
+    assert result.started
+    assert (result.started.how, result.started.checkpoint_id) == ("restored", "checkpoint_1")
+    assert result.phases.imports < 0.2 < result.phases.ready + 10
+
+
+def test_a_checkpoint_that_cannot_be_restored_costs_a_cold_start(ready: Line) -> None:
+    """The call is served all the same, and its result says why it was cold."""
+    result = end(remote(use_slow, checkpoint_id="checkpoint_2").submit())
+
+    assert result.outcome == "returned"
+    assert result.started
+    assert result.started.how == "cold"
+    assert "checkpoint_2" in (result.started.fallback or "")
+
+
+def eat() -> int:
+    return len([bytearray(b"x") * 1_000_000 for _ in range(400)])
+
+
+def test_a_call_over_its_memory_fails_and_the_worker_goes_on(ready: Line) -> None:
+    """Out of memory, by name; the next call is served."""
+    starved = end(remote(eat, memory="200Mi").submit())
+    grown = end(remote(eat, memory="200Mi", max_memory="1Gi").submit())
+
+    assert starved.problem
+    assert starved.problem.type == "urn:readie:problem:out-of-memory"
+    assert grown.outcome == "returned"
+
+
+def test_eight_calls_run_side_by_side(ready: Line) -> None:
+    """Each with its own answer."""
+
+    def double(number: int) -> int:
+        import time
+
+        time.sleep(0.5)
+        return 2 * number
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(remote(double, memory="256Mi"), range(8)))
+
+    assert found == [2 * number for number in range(8)]
+
+
+def test_a_pool_serves_the_next_call_without_a_restore(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was asked for is kept ready; the call that takes it says restored, and takes no time for that."""
+    monkeypatch.setenv("ROUTER_URL", line.url)
+    with line.worker("pooled", POOL_SIZE="2", WORKER_MEM_TOTAL="64Gi"):
+        pinned = remote(use_slow, checkpoint_id="checkpoint_1", memory="9Gi")  # more than the other worker has
+        results = []
+
+        def from_the_pool() -> bool:
+            results.append(end(pinned.submit()))
+            return results[-1].phases.restore == 0.0
+
+        wait_for(from_the_pool, 60)
+
+    assert {result.outcome for result in results} == {"returned"}
+    assert results[-1].started
+    assert results[-1].started.how == "restored"
+
+
+# ---- packages ----
+
+
+def use_fresh() -> tuple[str, str]:
+    import fresh  # type: ignore[import-not-found]
+
+    return fresh.value, fresh.__file__
+
+
+def test_packages_are_installed_with_what_they_need(ready: Line) -> None:
+    """From the operator's folder of wheels, without a network; the phase is timed."""
+    result = end(remote(use_fresh, packages=["fresh"]).submit())
+    value, path = remote(use_fresh, packages=["fresh"])()
+
+    assert result.outcome == "returned", result.problem
+    assert result.phases.install > 0
+    assert value == "brought along"
+    assert "packages" in path
+
+
+def use_old() -> str:
+    import old  # type: ignore[import-not-found]
+
+    return str(old.value)
+
+
+def test_an_installed_package_comes_before_that_of_the_root_filesystem(ready: Line) -> None:
+    """It is first on sys.path, in this call alone."""
+    assert remote(use_old, packages=["old>=1.0"], cold=True)() == "new"
+    assert remote(use_old, cold=True)() == "old"
+
+
+@pytest.mark.parametrize(
+    ("package", "said"),
+    [
+        ("absent", "absent"),
+        ("broken", "nobody-has-it"),
+        ("spoiled", "spoiled"),
+        ("fresh @ https://example.org/fresh-1.0-py3-none-any.whl", "never from an address"),
+    ],
+)
+def test_what_cannot_be_installed_fails_the_call_with_the_installers_output(
+    ready: Line, package: str, said: str
+) -> None:
+    """The function does not run; the problem says what pip said."""
+    result = end(remote(use_slow, packages=[package]).submit())
+
+    assert result.problem
+    assert result.problem.type == "urn:readie:problem:install-failed"
+    assert said in result.problem.detail
+
+
+# ---- sessions ----
+
+
+def remember(value: int) -> list[int]:
+    import builtins
+
+    kept: list[int] = builtins.__dict__.setdefault("KEPT", [])
+    kept.append(value)
+    return [os.getpid(), *kept]
+
+
+def test_calls_of_a_session_share_a_sandbox(ready: Line) -> None:
+    """What one leaves behind, the next one finds; another session, and a call without one, do not."""
+    mine = remote(remember, session_id="mine")
+
+    first, second = mine(1), mine(2)
+
+    assert second == [*first, 2]
+    assert remote(remember, session_id="yours")(3)[1:] == [3]
+    assert remote(remember)(4)[1:] == [4]
+
+
+def test_a_session_goes_on_after_an_exception(ready: Line) -> None:
+    """And starts without a restore: its sandbox is there."""
+
+    def fail() -> None:
+        raise ValueError("for once")
+
+    remote(remember, session_id="brave")(1)
+    with pytest.raises(ValueError, match="for once"):
+        remote(fail, session_id="brave")()
+    result = end(remote(remember, session_id="brave").submit(2))
+
+    assert result.outcome == "returned"
+    assert result.phases.restore == 0.0
+    assert result.started
+
+
+def test_a_session_ends_with_a_sandbox_that_died(ready: Line) -> None:
+    """The call that killed it fails; the next one hears that the session has expired."""
+    remote(remember, session_id="doomed")(1)
+
+    assert end(remote(lambda: os._exit(3), session_id="doomed").submit()).outcome == "failed"
+    with pytest.raises(SessionExpired):
+        remote(remember, session_id="doomed")(2)
+
+
+def test_a_session_that_is_ended_gives_its_memory_back(ready: Line) -> None:
+    """By DELETE: its sandbox ends, and the worker's report counts it no more."""
+    remote(remember, session_id="brief", memory="300Mi")(1)
+    wait_for(lambda: ready.view().memory_used >= 300 * MIB)
+    used = ready.view().memory_used
+
+    assert httpx.delete(f"{ready.url}/v1/sessions/brief").is_success
+
+    wait_for(lambda: ready.view().memory_used == used - 300 * MIB)
+    with pytest.raises(SessionExpired):
+        remote(remember, session_id="brief")(2)
+
+
+def test_an_idle_session_is_reaped(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After SANDBOX_IDLE_TTL its sandbox ends, and so does the session."""
+    monkeypatch.setenv("ROUTER_URL", line.url)
+    with line.worker("reaper", SANDBOX_IDLE_TTL="1", WORKER_MEM_TOTAL="64Gi"):
+        wait_for(lambda: line.view("reaper"))
+        remote(remember, session_id="idle", memory="9Gi")(1)  # more than the other worker has
+        wait_for(lambda: line.view("reaper").sandboxes == 0)
+
+        with pytest.raises(SessionExpired):
+            remote(remember, session_id="idle")(2)
+
+
+def test_packages_of_a_session_stay_installed(ready: Line) -> None:
+    """The next call has them, and installs nothing."""
+    first = end(remote(use_fresh, session_id="packed", packages=["fresh"]).submit())
+    second = end(remote(use_fresh, session_id="packed", packages=["fresh"]).submit())
+
+    assert first.phases.install > 0
+    assert (second.outcome, second.phases.install) == ("returned", 0.0)
+
+
+def test_a_session_is_not_restored_from_elsewhere(ready: Line) -> None:
+    """A call that wants another checkpoint than the session's sandbox came from is refused."""
+    remote(remember, session_id="fixed", checkpoint_id="checkpoint_1")(1)
+
+    with pytest.raises(SessionConflict):
+        remote(remember, session_id="fixed", checkpoint_id="checkpoint_3")(2)
+
+
+# ---- nothing stays behind ----
+
+
+def sandboxes_of(line: Line, name: str) -> list[str]:
+    folder = line.folder / name / "runtime"
+    return sorted(path.name for part in ("sandboxes", "bundles") for path in (folder / part).glob("*"))
+
+
+def test_a_worker_that_stops_leaves_no_sandbox(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither of its sessions, nor of its pool, nor those made ahead."""
+    monkeypatch.setenv("ROUTER_URL", line.url)
+    with line.worker("tidy", POOL_SIZE="1", WORKER_MEM_TOTAL="64Gi"):
+        wait_for(lambda: line.view("tidy"))
+        remote(remember, session_id="last", memory="9Gi")(1)
+        wait_for(lambda: sandboxes_of(line, "tidy"))
+
+    assert sandboxes_of(line, "tidy") == []
+
+
+def test_a_worker_that_was_killed_leaves_nothing_to_the_next(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sandboxes are removed at the next start, and that serves calls."""
+    monkeypatch.setenv("ROUTER_URL", line.url)
+    with line.worker("phoenix", WORKER_MEM_TOTAL="64Gi") as process:
+        wait_for(lambda: line.view("phoenix"))
+        remote(remember, session_id="burnt", memory="9Gi")(1)
+        left: Any = sandboxes_of(line, "phoenix")
+        process.kill()
+        process.wait()
+
+    with line.worker("phoenix", WORKER_MEM_TOTAL="64Gi"):
+        assert not set(left) & set(sandboxes_of(line, "phoenix"))
+        assert remote(remember, memory="9Gi")(1)[1:] == [1]
+        assert "removed what an earlier run left" in line.log("phoenix")

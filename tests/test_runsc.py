@@ -1,0 +1,644 @@
+"""The runsc runtime: real sandboxes of gVisor, captured, restored, limited, and locked in."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from readie.errors import NeedsGpu, RuntimeUnavailable
+from readie.flavor import Flavor
+from readie.manifest import CheckpointSpec
+from tests.sandboxes import Ran, make_rootfs, make_sealed_rootfs, needs_runsc, run, site_packages, wait_for
+from worker import cgroups
+from worker.runsc import Options, RunscRuntime, find_runsc, read_pid
+from worker.runtime import SaveFailed, StartFailed
+from worker.specification import Gpu, Limits, make_configuration, make_flags, sensitive
+
+needs_runsc()
+
+PACKAGES = {
+    "heavy": "import time; time.sleep(1.5)",
+    "frozen": """
+        import random, readie, ssl, tempfile, time, uuid
+        OWN = random.Random()
+        SEEDED = random.Random(42)
+        TOKEN = uuid.uuid4().hex
+        RENEWED = []
+        ssl.RAND_bytes(1)
+        readie.after_restore(lambda: RENEWED.append(uuid.uuid4().hex))
+    """,
+    "worried": "import readie\n@readie.after_restore\ndef refuse(): raise RuntimeError('not this one')",
+    "blob": "data = bytearray(b'x') * 60_000_000",
+    "threaded": """
+        import threading, time
+        def tick():
+            global count
+            while True: count += 1; time.sleep(0.01)
+        count = 0
+        threading.Thread(target=tick, daemon=True).start()
+    """,
+    "broken": "1 / 0",
+    "ender": "import os; os._exit(7)",
+    "crasher": "import ctypes; ctypes.string_at(0)",
+    "sleeper": "import time; time.sleep(60)",
+}
+CAPTURED = ("heavy", "frozen", "worried", "blob", "threaded")
+MB = 1_000_000
+MIB = 2**20
+
+
+def spec_of(name: str, **fields: Any) -> CheckpointSpec:
+    canonical = () if name == "empty" else (name,)
+    return CheckpointSpec(checkpoint_id=name, generation="g", canonical=canonical, **fields)
+
+
+@pytest.fixture(scope="module")
+def rootfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_sealed_rootfs(tmp_path_factory.mktemp("sealed") / "rootfs", PACKAGES)
+
+
+@pytest.fixture(scope="module")
+def runtime(rootfs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunscRuntime]:
+    """With six checkpoints, captured for real."""
+    folder = tmp_path_factory.mktemp("runsc")
+    running = RunscRuntime(rootfs, folder, Options(limits=Limits(processes=256)))
+    for name in ("empty", *CAPTURED):
+        running.save(spec_of(name), folder / "checkpoints" / name, timeout=60)
+        running.load(spec_of(name), folder / "checkpoints" / name, timeout=60)
+    yield running
+    running.close()
+
+
+def call(runtime: RunscRuntime, function: Any, *args: Any, name: str | None = "empty", **options: Any) -> Ran:
+    return run(runtime, function, *args, spec=spec_of(name) if name else None, **options)
+
+
+def count_all(runtime: RunscRuntime) -> dict[str, int]:
+    """What a sandbox is made of, on this host: processes, control groups, mounts, files."""
+    runtime.prepare()
+    commands = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            commands.append(path.read_bytes())
+    return {
+        "processes": sum(runtime.prefix.encode() in command for command in commands),
+        "groups": len(list(Path("/sys/fs/cgroup").glob(f"*/{runtime.prefix}*"))),
+        "mounts": len(Path("/proc/self/mountinfo").read_text().splitlines()),
+        "sandboxes": len(list(runtime.sandboxes.iterdir())),
+        "bundles": len(list(runtime.bundles.iterdir())),
+        "states": len(list(runtime.state.iterdir())),
+        "descriptors": len(list(Path("/proc/self/fd").iterdir())),
+    }
+
+
+# ---- capture and restore ----
+
+
+def test_a_restored_sandbox_has_what_was_imported_before_it_was_saved(runtime: RunscRuntime) -> None:
+    """The module is there at the first line, and its import is not repeated."""
+    ran = call(runtime, lambda: "heavy" in sys.modules, name="heavy", modules=["heavy"])
+
+    assert ran.value
+    assert ran.result.phases.imports < 0.5
+
+
+def test_a_restore_is_faster_than_a_cold_start(runtime: RunscRuntime) -> None:
+    """Of a call that imports for 1.5 s, by the median of seconds to ready."""
+    restored = [call(runtime, len, (), name="heavy", modules=["heavy"]).result.phases.ready for _ in range(3)]
+    cold = [call(runtime, len, (), name=None, modules=["heavy"]).result.phases.ready for _ in range(3)]
+
+    assert median(cold) > 2 * median(restored)
+
+
+def draw() -> Any:
+    import random
+    import ssl
+    import tempfile
+    import uuid
+
+    import frozen  # type: ignore[import-not-found]
+
+    differ = (
+        random.random(),
+        frozen.OWN.random(),
+        ssl.RAND_bytes(8),
+        uuid.uuid4(),
+        uuid.uuid1(),
+        next(tempfile._get_candidate_names()),  # type: ignore[attr-defined]
+        frozen.RENEWED,
+    )
+    return differ, (frozen.SEEDED.random(), frozen.TOKEN, len(frozen.RENEWED)), time.time()
+
+
+def test_clones_share_nothing_that_must_differ(runtime: RunscRuntime) -> None:
+    """Random numbers, also OpenSSL's and those of a library's own generator, UUIDs, file names; not what was seeded."""
+    before = time.time()
+    first, second = call(runtime, draw, name="frozen").value, call(runtime, draw, name="frozen").value
+
+    assert [mine == yours for mine, yours in zip(first[0], second[0], strict=True)] == [False] * 7
+    assert first[1] == second[1]
+    assert first[1][2] == 1
+    assert before < first[2] < second[2] < time.time()
+
+
+def test_a_hook_that_fails_ends_the_sandbox_before_the_call(runtime: RunscRuntime) -> None:
+    """What could not be renewed serves no call: the start fails, and the agent starts the call cold."""
+    with pytest.raises(StartFailed, match="did not answer"):
+        call(runtime, len, (), name="worried")
+
+
+def test_threads_are_saved_as_they_run(runtime: RunscRuntime) -> None:
+    """A module that started a thread can be captured; the thread goes on in every clone."""
+
+    def ticking() -> bool:
+        import threaded  # type: ignore[import-not-found]
+
+        before = threaded.count
+        time.sleep(0.5)
+        return bool(threaded.count > before)
+
+    assert call(runtime, ticking, name="threaded").value
+
+
+@pytest.mark.parametrize(
+    ("module", "kind", "detail"),
+    [
+        ("broken", "raised", "ZeroDivisionError"),
+        ("ender", "exit", "exit code 7"),
+        ("crasher", "signal", "SIGSEGV"),
+        ("sleeper", "timeout", "3 s"),
+        ("nowhere", "raised", "No module named 'nowhere'"),
+    ],
+)
+def test_what_cannot_be_imported_is_no_checkpoint(
+    runtime: RunscRuntime, tmp_path: Path, module: str, kind: str, detail: str
+) -> None:
+    """The capture fails, says how, and leaves no folder."""
+    with pytest.raises(SaveFailed, match=detail) as caught:
+        runtime.save(spec_of(module), tmp_path / "checkpoint", timeout=3)
+
+    assert caught.value.kind == kind
+    assert not (tmp_path / "checkpoint").exists()
+
+
+def test_eight_can_be_restored_at_once(runtime: RunscRuntime) -> None:
+    """Each from the same files, and each a sandbox of its own."""
+
+    def mark(number: int) -> tuple[int, str]:
+        Path("mark").write_text(str(number))
+        time.sleep(1)
+        return number, Path("mark").read_text()
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda number: call(runtime, mark, number).value, range(8)))
+
+    assert found == [(number, str(number)) for number in range(8)]
+
+
+@pytest.mark.parametrize("broken", ["truncated", "gone"])
+def test_a_checkpoint_that_cannot_be_restored_is_a_failed_start(
+    runtime: RunscRuntime, tmp_path: Path, broken: str
+) -> None:
+    """The partial sandbox is removed, and the agent is told why."""
+    shutil.copytree(runtime.folder / "checkpoints" / "empty", tmp_path / "copy")
+    spec = spec_of("copy")
+    runtime.load(spec, tmp_path / "copy", timeout=60)
+    image = tmp_path / "copy" / "image" / "checkpoint.img"
+    if broken == "gone":
+        image.unlink()
+    else:
+        os.truncate(image, 1000)
+    before = count_all(runtime)
+
+    with pytest.raises(StartFailed, match="runsc restore"):
+        run(runtime, len, (), spec=spec)
+
+    wait_for(lambda: count_all(runtime) == before)
+    runtime.unload(spec)
+
+
+def test_a_checkpoint_of_another_flavor_is_not_loaded(runtime: RunscRuntime) -> None:
+    """A gpu checkpoint never comes into a cpu sandbox, whatever the manifest says."""
+    with pytest.raises(StartFailed, match="of flavor gpu, this worker of cpu"):
+        runtime.load(spec_of("empty", flavor=Flavor.GPU), runtime.folder / "checkpoints" / "empty", timeout=60)
+
+
+def test_with_a_network_every_call_starts_cold(rootfs: Path, runtime: RunscRuntime, tmp_path: Path) -> None:
+    """Checkpoints were captured without one; and then the host's loopback can be reached."""
+    networked = RunscRuntime(rootfs, tmp_path, Options(network="host", ahead=0))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def connect() -> str:
+            with socket.create_connection(("127.0.0.1", port), 5):
+                return "reached"
+
+        with pytest.raises(StartFailed, match="SANDBOX_NETWORK"):
+            networked.load(spec_of("empty"), runtime.folder / "checkpoints" / "empty", timeout=60)
+        assert run(networked, connect).value == "reached"
+    networked.close()
+
+
+# ---- limits ----
+
+
+def eat(amount: int) -> int:
+    eaten = [bytearray(b"x") * MB for _ in range(amount // MB)]
+    return len(eaten)
+
+
+def test_a_sandbox_over_its_memory_limit_fails_as_out_of_memory(runtime: RunscRuntime) -> None:
+    """The call fails by name; another with room enough is served, and so is the next one."""
+    starved = call(runtime, eat, 400 * MB, memory=200 * MIB)
+    fed = call(runtime, eat, 400 * MB, memory=800 * MIB)
+
+    assert starved.slug == "out-of-memory"
+    assert fed.value == 400
+
+
+def test_a_limit_may_grow_to_max_memory(runtime: RunscRuntime) -> None:
+    """However fast the function takes it; and not beyond."""
+    grown = call(runtime, eat, 400 * MB, memory=128 * MIB, max_memory=800 * MIB)
+    beyond = call(runtime, eat, 400 * MB, memory=128 * MIB, max_memory=256 * MIB)
+
+    assert grown.value == 400
+    assert grown.grown[-1] <= 800 * MIB
+    assert beyond.slug == "out-of-memory"
+
+
+def test_a_death_that_is_not_for_memory_is_told_apart(runtime: RunscRuntime) -> None:
+    """A process that is killed by the same signal as the kernel's is a failed sandbox, not out of memory."""
+    ran = call(runtime, lambda: os.kill(os.getpid(), signal.SIGKILL), memory=200 * MIB)
+
+    assert ran.slug == "sandbox-failed"
+    assert "SIGKILL" in ran.detail
+
+
+def test_a_checkpoint_that_does_not_fit_is_not_to_blame(runtime: RunscRuntime) -> None:
+    """It stays on offer: the call's memory was too small for it."""
+    with pytest.raises(StartFailed, match="memory") as caught:
+        call(runtime, len, (), name="blob", memory=50 * MIB)
+
+    assert not caught.value.blame
+
+
+def breed() -> int:
+    command = ["/usr/bin/python3", "-c", "import time; time.sleep(60)"]
+    return len([subprocess.Popen(command) for _ in range(2000)])
+
+
+def test_a_sandbox_that_breeds_ends_alone(runtime: RunscRuntime) -> None:
+    """Its threads are limited; the worker serves on."""
+    ran = call(runtime, breed, timeout=60.0, memory=4 * 2**30)
+
+    assert ran.result.outcome in {"failed", "raised"}
+    assert call(runtime, len, ()).value == 0
+
+
+def test_processors_are_limited(rootfs: Path, tmp_path: Path) -> None:
+    """A sandbox that spins for two seconds gets half of one processor, by the kernel's own count."""
+    limited = RunscRuntime(rootfs, tmp_path, Options(limits=Limits(cpus=0.5), ahead=0))
+
+    def spin() -> None:
+        end = time.monotonic() + 2
+        while time.monotonic() < end:
+            pass
+
+    before, started = os.times(), time.monotonic()
+    assert run(limited, spin).result.outcome == "returned"
+    after, wall = os.times(), time.monotonic() - started
+    limited.close()
+
+    used = after.children_user + after.children_system - before.children_user - before.children_system
+    assert used < 0.9 * wall
+
+
+# ---- nothing gets out ----
+
+
+def attempt(step: str) -> str:
+    exec(step, {})
+    return "it worked"
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param("import socket; socket.create_connection(('1.1.1.1', 53), 3)", id="the network"),
+        pytest.param("import socket; socket.create_connection(('127.0.0.1', PORT), 3)", id="a server of the host"),
+        pytest.param("import socket; socket.getaddrinfo('example.org', 80)", id="names"),
+        pytest.param("import socket; socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 3)", id="raw packets"),
+        pytest.param("open('SECRET').read()", id="a file of the host"),
+        pytest.param("open('/etc/shadow').read()", id="passwords"),
+        pytest.param("open('/proc/1/root/SECRET').read()", id="the host's root by proc"),
+        pytest.param("import os; os.listdir('SANDBOXES')", id="other sandboxes' folders"),
+        pytest.param("open('/call/../' + 'x', 'w')", id="beside its folder"),
+        pytest.param("open('/call/left', 'w').write('x')", id="a file in its folder"),
+        pytest.param("import os; os.unlink('/call/host.sock')", id="the socket in its folder"),
+        pytest.param("import os; os.chmod('/call', 0o777)", id="the rights of its folder"),
+        pytest.param("open('/readie/readie_executor.py', 'a').write('x')", id="the executor"),
+        pytest.param("open('/usr/lib/os-release', 'w').write('x')", id="the root filesystem"),
+        pytest.param("import os; os.rename('/usr/bin', '/usr/gone')", id="folders of the root filesystem"),
+        pytest.param("import os; os.setuid(0)", id="another user"),
+        pytest.param("import os; os.kill(HOST_PID, 0)", id="a process of the host"),
+        pytest.param(
+            "import os; os.mknod('/tmp/sda', 0o60600, os.makedev(254, 0)); open('/tmp/sda', 'rb')", id="a disk"
+        ),
+        pytest.param(
+            "import ctypes; assert not ctypes.CDLL(None).mount(b'x', b'/tmp', b'tmpfs', 0, None)", id="mounts"
+        ),
+        pytest.param("import ctypes; assert not ctypes.CDLL(None).sethostname(b'x', 1)", id="the host's name"),
+        pytest.param(
+            "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (1 << 24, 1 << 24))", id="its limits"
+        ),
+    ],
+)
+def test_a_call_cannot_reach(runtime: RunscRuntime, tmp_path: Path, step: str) -> None:
+    """It raises inside, nothing changes outside, and the worker goes on."""
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    with socket.create_server(("127.0.0.1", 0)) as server, subprocess.Popen(["sleep", "60"]) as other:
+        for name, value in {
+            "PORT": str(server.getsockname()[1]),
+            "SECRET": str(secret),
+            "SANDBOXES": str(runtime.sandboxes),
+            "HOST_PID": str(other.pid),
+        }.items():
+            step = step.replace(name, value)
+        ran = call(runtime, attempt, step)
+        running = other.poll() is None
+        other.kill()
+
+    assert ran.result.outcome == "raised", ran.result
+    assert running
+    assert secret.read_text() == "secret"
+    assert call(runtime, len, ()).value == 0
+
+
+def test_what_a_call_writes_ends_with_it(runtime: RunscRuntime, rootfs: Path) -> None:
+    """Its directory, /tmp and /var/cache are memory of its own: nothing of them is on the host, or in the next sandbox."""
+
+    def write() -> list[str]:
+        found = []
+        for place in (".", "/tmp", "/var/cache", "/dev/shm"):
+            found += [str(path) for path in Path(place).glob("left-*")]
+            Path(place, f"left-{os.urandom(4).hex()}").write_text("x")
+        return found
+
+    assert call(runtime, write).value == []
+    assert call(runtime, write).value == []
+    assert list(rootfs.rglob("left-*")) == []
+    assert list((rootfs / "var" / "cache").iterdir()) == []
+
+
+def test_nothing_of_the_worker_is_visible(runtime: RunscRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither its environment, nor its name, nor its processes."""
+    monkeypatch.setenv("WORKER_TOKEN", "secret-token")
+
+    def look() -> Any:
+        processes = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
+        return dict(os.environ), socket.gethostname(), os.getuid(), processes
+
+    environment, host, user, processes = call(runtime, look).value
+
+    assert "secret-token" not in str(environment)
+    assert (host, user) == ("sandbox", 65534)
+    assert len(processes) == 1
+    assert b"readie_executor" in processes[0]
+
+
+# ---- nothing stays behind ----
+
+
+def test_calls_of_every_ending_leave_nothing(runtime: RunscRuntime) -> None:
+    """Processes, control groups, mounts, files and descriptors are as many as before."""
+    call(runtime, len, ())
+    before = count_all(runtime)
+
+    call(runtime, len, ())
+    call(runtime, len, (), name=None)
+    call(runtime, lambda: 1 / 0)
+    call(runtime, lambda: os._exit(3))
+    call(runtime, time.sleep, 60, timeout=0.3)
+    call(runtime, eat, 400 * MB, memory=100 * MIB)
+    call(runtime, lambda: subprocess.Popen(["/usr/bin/python3", "-c", "import time; time.sleep(600)"]).pid)
+
+    def same() -> bool:
+        now = count_all(runtime)
+        print(now, before)
+        return now == before
+
+    wait_for(same)
+
+
+ORPHANS = """
+import sys, time
+from pathlib import Path
+from worker.runsc import Options, RunscRuntime
+runtime = RunscRuntime(Path(sys.argv[1]), Path(sys.argv[2]), Options(ahead=1))
+sandbox = runtime.start(None, memory=2**30)
+runtime.prepare()
+print(sandbox.name, flush=True)
+time.sleep(60)
+"""
+
+
+def test_orphans_of_a_killed_worker_are_removed(rootfs: Path, tmp_path: Path) -> None:
+    """The next run in its folder ends them: those that ran, and those that were only created."""
+    command = [sys.executable, "-c", ORPHANS, str(rootfs), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout
+        name = worker.stdout.readline().strip()
+        worker.kill()
+    assert (Path("/sys/fs/cgroup/memory") / name).exists() or cgroups.is_unified()
+
+    runtime = RunscRuntime(rootfs, tmp_path, Options(ahead=0))
+    removed = runtime.remove_orphans()
+
+    assert removed == 2
+    assert list(runtime.sandboxes.iterdir()) == list(runtime.bundles.iterdir()) == []
+    assert not (Path("/sys/fs/cgroup/memory") / name).exists()
+    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not [command for command in commands if name.encode() in command]
+    runtime.close()
+
+
+@pytest.mark.parametrize("text", ["-1", "0", "1", "", "x", "12 34", "-1234"])
+def test_no_signal_goes_to_a_pid_that_is_not_above_1(tmp_path: Path, text: str) -> None:
+    """-1 would be every process of the machine; such a pid is refused before anything is done with it."""
+    (tmp_path / "pid").write_text(text)
+
+    with pytest.raises(StartFailed, match="pid"):
+        read_pid(tmp_path / "pid")
+
+
+# ---- ahead ----
+
+
+def test_a_sandbox_that_was_created_ahead_serves_one_call(runtime: RunscRuntime) -> None:
+    """Two calls never have the same one."""
+
+    def count() -> int:
+        path = Path("/tmp/calls")
+        path.write_text(path.read_text() + "x" if path.exists() else "x")
+        return len(path.read_text())
+
+    runtime.prepare()
+    assert [call(runtime, count).value for _ in range(3)] == [1, 1, 1]
+
+
+def test_one_that_died_before_it_was_asked_for_is_passed_over(runtime: RunscRuntime) -> None:
+    """The call gets another, and nothing is left of the dead one."""
+    runtime.prepare()
+    [made] = runtime.made
+    signal.pidfd_send_signal(made.exit_descriptor, signal.SIGKILL)
+    made.wait_exit(5)
+
+    assert call(runtime, len, ()).value == 0
+    wait_for(lambda: made.ended)
+
+
+# ---- the specification ----
+
+
+def configure(**fields: Any) -> dict[str, Any]:
+    given: dict[str, Any] = {
+        "rootfs": Path("/rootfs"),
+        "bundle": Path("/bundle"),
+        "folder": Path("/folder"),
+        "arguments": ["python"],
+        "cgroup": "/x",
+        "memory": 1,
+        "limits": Limits(),
+        "network": "none",
+        "gpu": Gpu(),
+    }
+    return make_configuration(**(given | fields))
+
+
+def test_the_fingerprint_follows_what_a_restore_is_sensitive_to() -> None:
+    """Network and devices, not limits or where mounts come from."""
+    device = Gpu((Path("/dev/null"),), (Path("/usr/lib/libcuda.so.1"),))
+
+    assert sensitive("none", Gpu()) == sensitive("none", Gpu())
+    assert sensitive("none", Gpu()) != sensitive("host", Gpu())
+    assert sensitive("none", Gpu()) != sensitive("none", device)
+
+
+def test_a_gpu_sandbox_has_devices_libraries_and_nvproxy() -> None:
+    """Written by gVisor's and NVIDIA's documentation; no host with a GPU has run it."""
+    gpu = Gpu((Path("/dev/null"),), (Path("/usr/lib/libcuda.so.1"),))
+    configuration = configure(gpu=gpu)
+
+    assert "--nvproxy=true" in make_flags("none", gpu)
+    assert "--nvproxy=true" not in make_flags("none", Gpu())
+    assert [one["path"] for one in configuration["linux"]["devices"]] == ["/dev/null"]
+    assert configuration["linux"]["resources"]["devices"][0]["access"] == "rwm"
+    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in configuration["process"]["env"]
+    assert configuration["mounts"][-1]["destination"] == "/usr/lib/libcuda.so.1"
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this host has a GPU")
+def test_a_gpu_runtime_refuses_a_host_without_one(rootfs: Path, tmp_path: Path) -> None:
+    """Before anything is started, and it says what is missing."""
+    with pytest.raises(NeedsGpu, match="NVIDIA"):
+        RunscRuntime(rootfs, tmp_path, Options(flavor=Flavor.GPU))
+
+
+# ---- what it needs ----
+
+
+def test_a_virtual_environment_is_no_root_filesystem(tmp_path: Path) -> None:
+    """Its Python lies outside; the message names the command that makes one."""
+    rootfs = make_rootfs(tmp_path / "rootfs", {})
+
+    with pytest.raises(RuntimeUnavailable, match="no Python of its own") as caught:
+        RunscRuntime(rootfs, tmp_path)
+
+    assert "readie-pipeline rootfs" in caught.value.hint
+
+
+def test_folders_to_mount_are_not_created_in_a_root_filesystem(tmp_path: Path) -> None:
+    """One that lacks them is refused: it is not to change."""
+    rootfs = make_sealed_rootfs(tmp_path / "rootfs", {})
+    (rootfs / "call").rmdir()
+
+    with pytest.raises(RuntimeUnavailable, match="no folder call"):
+        RunscRuntime(rootfs, tmp_path)
+
+    assert not (rootfs / "call").exists()
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ("runsc version 0.0~20221219.0", "too old"),
+        ("runsc version VERSION_MISSING", "no release"),
+        (None, "not installed"),
+    ],
+)
+def test_a_runsc_that_cannot_be_used_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str | None, reason: str
+) -> None:
+    """The release that Debian installs by default cannot save as is needed; the message names another."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if answer:
+        (tmp_path / "runsc").write_text(f"#!/bin/sh\necho '{answer}'\n")
+        (tmp_path / "runsc").chmod(0o755)
+
+    with pytest.raises(RuntimeUnavailable, match=reason) as caught:
+        find_runsc()
+
+    assert "bookworm-backports" in caught.value.hint
+
+
+def test_a_measured_process_is_a_sandbox_too(runtime: RunscRuntime) -> None:
+    """Files are named as the host has them; memory counts by VmRSS, for gVisor tells no other."""
+    from worker.measure import ProbeRequest, measure
+
+    answer = measure(runtime, ProbeRequest(id=1, modules=["blob"], mode="memory"), timeout=30, memory=2**30)
+
+    assert answer["ok"]
+    [blob] = [module for module in answer["modules"] if module["name"] == "blob"]
+    assert blob["file"] == str(site_packages(runtime.rootfs) / "blob" / "__init__.py")
+    assert 58_000 < blob["kb"] < 64_000
+    assert answer["network"] == "none"
+    assert runtime.describe().memory_source == "VmRSS"
+
+
+def test_a_measured_process_over_its_memory_says_so(runtime: RunscRuntime) -> None:
+    """The limit is the kernel's; the answer is the same as under the fork runtime."""
+    from worker.measure import ProbeRequest, measure
+
+    answer = measure(runtime, ProbeRequest(id=1, modules=["blob"], mode="time"), timeout=30, memory=80 * MIB)
+
+    assert answer["failure"]["kind"] == "memory"
+
+
+def test_a_command_that_hangs_is_given_up(rootfs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runsc that does not answer makes a failed start, not a worker that waits for ever."""
+    runtime = RunscRuntime(rootfs, tmp_path, Options(ahead=0))
+    slow = tmp_path / "slow"
+    slow.write_text("#!/bin/sh\nsleep 30\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr(runtime, "program", str(slow))
+    monkeypatch.setattr("worker.runsc.COMMAND_S", 0.5)
+
+    started = time.monotonic()
+    with pytest.raises(StartFailed, match=r"runsc create took longer than 0\.5 s"):
+        runtime.start(None, memory=2**30)
+
+    assert time.monotonic() - started < 10
+    threading.Thread(target=runtime.close).start()

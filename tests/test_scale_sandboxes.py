@@ -1,0 +1,49 @@
+"""Many calls in sandboxes of gVisor: nothing of them stays behind. `make scale` runs it."""
+
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from readie.manifest import CheckpointSpec
+from tests.sandboxes import make_sealed_rootfs, needs_runsc, run, wait_for
+from tests.test_runsc import count_all
+from worker.runsc import Options, RunscRuntime
+
+pytestmark = pytest.mark.scale
+needs_runsc()
+
+CALLS = 500
+SPEC = CheckpointSpec(checkpoint_id="empty", generation="g")
+
+
+@pytest.mark.parametrize("at_once", [1, 8])
+def test_500_calls_leave_nothing(tmp_path: Path, at_once: int) -> None:
+    """In a row, and eight at a time: processes, control groups, mounts, files, descriptors and threads as before."""
+    runtime = RunscRuntime(make_sealed_rootfs(tmp_path / "rootfs", {}), tmp_path, Options(ahead=2))
+    runtime.save(SPEC, tmp_path / "checkpoint", timeout=60)
+    runtime.load(SPEC, tmp_path / "checkpoint", timeout=60)
+
+    def square(number: int) -> int:
+        return number * number
+
+    assert run(runtime, square, 7, spec=SPEC).value == 49
+    wait_for(lambda: count_all(runtime)["bundles"] == 2)
+    before, threads = count_all(runtime), threading.active_count()
+
+    with ThreadPoolExecutor(at_once) as pool:
+        found = list(pool.map(lambda number: run(runtime, square, number, spec=SPEC).value, range(CALLS)))
+
+    assert found == [number * number for number in range(CALLS)]
+    wait_for(lambda: count_all(runtime) == before, 60)
+    assert threading.active_count() <= threads + 1
+    runtime.close()
+    assert count_left(runtime) == 0
+
+
+def count_left(runtime: RunscRuntime) -> int:
+    """Processes and control groups of a runtime that has been closed."""
+    listed = subprocess.run(["pgrep", "--full", "--count", runtime.prefix], capture_output=True, text=True, check=False)
+    return int(listed.stdout) + len(list(Path("/sys/fs/cgroup").glob(f"*/{runtime.prefix}*")))

@@ -1,0 +1,182 @@
+"""The one specification of a gVisor sandbox: what `runsc` is told at a capture, at a restore and at a cold start.
+
+A saved process can only be restored into a sandbox like the one that it was saved in. So there is one function that
+writes the OCI configuration (the Open Container Initiative's runtime specification), and one list of flags. `sensitive`
+is what a restore is sensitive to, for the fingerprint that checkpoints carry: arguments, mounts in order, namespaces,
+overlay, network, user. Left out is what may differ: where mounts come from on the host, limits, the cgroup's path.
+"""
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from readie.errors import NeedsGpu
+from readie.flavor import Flavor, check_gpu
+from worker.bundle import ENVIRONMENT
+
+UID = 65534  # nobody: owns nothing in the root filesystem
+HOST_NAME = "sandbox"  # of every one: a restored process keeps the name that it was saved with
+CALL, BUNDLE, HOME, TMP = "/call", "/readie", "/tmp/work", "/tmp/tmp"  # inside  # noqa: S108
+PYTHON = "/usr/bin/python3"
+CACHE = "/var/cache"
+CPU_PERIOD_US = 100_000
+
+Network = Literal["none", "host"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What every sandbox of a worker is held to, besides its memory."""
+
+    cpus: float = 0.0  # processors that it may keep busy; 0: all
+    processes: int = 512  # host threads: one for each thread inside, and about thirty of gVisor's own; 0: no limit
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What of the host a sandbox needs to use its GPUs: device files, and the driver's libraries."""
+
+    devices: tuple[Path, ...] = ()
+    libraries: tuple[Path, ...] = ()
+
+
+def find_gpu(flavor: Flavor) -> Gpu:
+    """The host's NVIDIA devices and driver libraries, for flavor gpu; nothing for cpu. Raises `NeedsGpu`."""
+    if flavor is not Flavor.GPU:
+        return Gpu()
+    check_gpu(flavor)
+    devices = sorted(path for path in Path("/dev").glob("nvidia*") if path.is_char_device())
+    devices += sorted(Path("/dev/nvidia-caps").glob("nvidia-cap*"))
+    if not any(path.name == "nvidiactl" for path in devices):
+        raise NeedsGpu("/dev/nvidiactl is missing: the NVIDIA driver is not loaded")
+    # The loader's cache knows where the driver's installer has put its libraries.
+    listed = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=False).stdout
+    found = (line.rpartition(" => ")[2] for line in listed.splitlines() if line.strip().startswith(DRIVER_LIBRARIES))
+    libraries = tuple(sorted({Path(path) for path in found}))
+    if not libraries:
+        raise NeedsGpu("the NVIDIA driver's libraries (libcuda.so.1) are not installed")
+    return Gpu(tuple(devices), libraries)
+
+
+#: Of the driver, for the capabilities `compute` and `utility`. The list is that of NVIDIA's container toolkit.
+DRIVER_LIBRARIES = (
+    "libcuda.so",
+    "libcudadebugger.so",
+    "libnvidia-ml.so",
+    "libnvidia-ptxjitcompiler.so",
+    "libnvidia-nvvm.so",
+    "libnvidia-allocator.so",
+    "libnvidia-cfg.so",
+)
+
+
+def make_flags(network: Network, gpu: Gpu) -> list[str]:
+    """The flags of every `runsc` command, but for `--root`."""
+    return [
+        "--platform=systrap",
+        f"--network={network}",
+        "--overlay2=root:memory",  # what is written to the root filesystem is memory, and ends with the sandbox
+        "--host-uds=open",  # the executor connects to the socket in its folder
+        "--host-fifo=open",  # and writes its output to the pipes there
+        "--file-access=exclusive",  # the root filesystem is immutable
+        "--file-access-mounts=shared",  # what the host adds to a sandbox's folder is seen
+        *(["--nvproxy=true"] if gpu.devices else []),
+    ]
+
+
+def make_configuration(
+    *,
+    rootfs: Path,
+    bundle: Path,
+    folder: Path,
+    arguments: list[str],
+    cgroup: str,
+    memory: int,
+    limits: Limits,
+    network: Network,
+    gpu: Gpu,
+) -> dict[str, Any]:
+    """The OCI configuration of one sandbox, as JSON says it.
+
+    `bundle` is the executor's folder, `folder` the sandbox's own (worker/runtime.py); `memory` is in bytes.
+    """
+    resources: dict[str, Any] = {"memory": {"limit": memory}}
+    if limits.processes:
+        resources["pids"] = {"limit": limits.processes}
+    if limits.cpus:
+        resources["cpu"] = {"period": CPU_PERIOD_US, "quota": round(limits.cpus * CPU_PERIOD_US)}
+    # Numeric libraries use one thread here too, so that both runtimes measure and capture the same.
+    environment = ENVIRONMENT | {"PATH": "/usr/bin:/bin", "HOME": HOME, "TMPDIR": TMP, "XDG_CACHE_HOME": CACHE}
+    if gpu.devices:
+        environment |= {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+    devices = [describe_device(path) for path in gpu.devices]
+    if devices:
+        resources["devices"] = [
+            {"allow": True, "type": "c", "major": one["major"], "minor": one["minor"], "access": "rwm"}
+            for one in devices
+        ]
+    return {
+        "ociVersion": "1.0.2",
+        "process": {
+            "user": {"uid": UID, "gid": UID},
+            "args": arguments,
+            "env": [f"{name}={value}" for name, value in environment.items()],
+            "cwd": "/",
+            "noNewPrivileges": True,
+            "capabilities": {},
+        },
+        "root": {"path": str(rootfs), "readonly": False},  # the overlay takes what is written
+        "hostname": HOST_NAME,
+        "mounts": [
+            {"destination": "/proc", "type": "proc", "source": "proc"},
+            *(
+                {"destination": path, "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "nodev", "mode=1777"]}
+                for path in ("/tmp", "/dev/shm")  # noqa: S108
+            ),
+            bind(bundle, BUNDLE),
+            bind(folder, CALL, writable=True),
+            *(bind(path, str(path)) for path in gpu.libraries),
+        ],
+        "linux": {
+            "namespaces": [
+                {"type": kind}
+                for kind in ("pid", "network", "ipc", "uts", "mount")
+                if (kind, network) != ("network", "host")
+            ],
+            "resources": resources,
+            "cgroupsPath": cgroup,
+            "devices": devices,
+        },
+    }
+
+
+def bind(source: Path, destination: str, *, writable: bool = False) -> dict[str, Any]:
+    options = ["rbind", "rw" if writable else "ro", "nosuid", "nodev"]
+    return {"destination": destination, "type": "bind", "source": str(source), "options": options}
+
+
+def describe_device(path: Path) -> dict[str, Any]:
+    status = path.stat()
+    major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
+    return {"path": str(path), "type": "c", "major": major, "minor": minor, "fileMode": 0o666, "uid": UID, "gid": UID}
+
+
+def sensitive(network: Network, gpu: Gpu) -> object:
+    """What of all this a restore is sensitive to, as JSON can say it."""
+    anywhere = Path("/")
+    configuration = make_configuration(
+        rootfs=anywhere,
+        bundle=anywhere,
+        folder=anywhere,
+        arguments=[],  # what the executor is told, its own digest covers
+        cgroup="",
+        memory=0,
+        limits=Limits(0.0, 0),
+        network=network,
+        gpu=gpu,
+    )
+    configuration["linux"].pop("resources")
+    return [make_flags(network, gpu), json.loads(json.dumps(configuration))]
