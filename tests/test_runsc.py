@@ -36,9 +36,35 @@ PACKAGES = {
         SEEDED = random.Random(42)
         TOKEN = uuid.uuid4().hex
         RENEWED = []
+        TMP = tempfile.mkdtemp()
         ssl.RAND_bytes(1)
         readie.after_restore(lambda: RENEWED.append(uuid.uuid4().hex))
     """,
+    "s_open": """
+        import socket
+        srv = socket.create_server(("127.0.0.1", 0))
+        cli = socket.create_connection(srv.getsockname()); acc, _ = srv.accept()
+        value = 1
+    """,
+    "s_timewait": """
+        import socket
+        s = socket.create_server(("127.0.0.1", 0)); c = socket.create_connection(s.getsockname())
+        a, _ = s.accept(); a.close(); c.close(); s.close()
+        value = 1
+    """,
+    "s_child": """
+        import subprocess
+        p = subprocess.Popen(["/usr/bin/python3", "-c", "import time; time.sleep(600)"])
+        value = 1
+    """,
+    "s_thread": """
+        import threading, time
+        t = threading.Thread(target=time.sleep, args=(600,), daemon=True); t.start()
+        value = 1
+    """,
+    "s_tmp": "import tempfile; f = tempfile.TemporaryFile(); f.write(b'x' * 4096); f.flush(); value = 1",
+    "s_home": "import os; open(os.path.expanduser('~/.config'), 'w').write('x'); value = 1",
+    "p_ok": "value = 1",
     "worried": "import readie\n@readie.after_restore\ndef refuse(): raise RuntimeError('not this one')",
     "blob": "data = bytearray(b'x') * 60_000_000",
     "threaded": """
@@ -139,7 +165,8 @@ def draw() -> Any:
         next(tempfile._get_candidate_names()),  # type: ignore[attr-defined]
         frozen.RENEWED,
     )
-    return differ, (frozen.SEEDED.random(), frozen.TOKEN, len(frozen.RENEWED)), time.time()
+    same = (frozen.SEEDED.random(), frozen.TOKEN, len(frozen.RENEWED), Path(frozen.TMP).is_dir())
+    return differ, same, time.time()
 
 
 def test_clones_share_nothing_that_must_differ(runtime: RunscRuntime) -> None:
@@ -149,7 +176,7 @@ def test_clones_share_nothing_that_must_differ(runtime: RunscRuntime) -> None:
 
     assert [mine == yours for mine, yours in zip(first[0], second[0], strict=True)] == [False] * 7
     assert first[1] == second[1]
-    assert first[1][2] == 1
+    assert first[1][2:] == (1, True)
     assert before < first[2] < second[2] < time.time()
 
 
@@ -191,6 +218,35 @@ def test_what_cannot_be_imported_is_no_checkpoint(
 
     assert caught.value.kind == kind
     assert not (tmp_path / "checkpoint").exists()
+
+
+def read(module: str) -> int:
+    return int(__import__(module).value)
+
+
+@pytest.mark.parametrize(
+    "canonical",
+    [("s_open",), ("s_timewait",), ("s_child",), ("s_thread",), ("s_tmp",), ("s_home",), ("s_open", "p_ok")],
+    ids="+".join,
+)
+def test_what_gvisor_may_refuse_to_save_is_captured_whole_or_not_at_all(
+    runtime: RunscRuntime, tmp_path: Path, canonical: tuple[str, ...]
+) -> None:
+    """Sockets, children, threads, open files: a restore that works, or a capture that fails with a reason and no folder."""
+    spec = CheckpointSpec(checkpoint_id="-".join(canonical), generation="g", canonical=canonical)
+    try:
+        runtime.save(spec, tmp_path / "checkpoint", timeout=60)
+    except SaveFailed as error:
+        refused = error.detail
+    else:
+        refused = ""
+    if refused:
+        assert not (tmp_path / "checkpoint").exists()
+    else:
+        runtime.load(spec, tmp_path / "checkpoint", timeout=60)
+        assert [run(runtime, read, module, spec=spec).value for module in canonical] == [1] * len(canonical)
+        runtime.unload(spec)
+    assert call(runtime, len, ()).value == 0
 
 
 def test_eight_can_be_restored_at_once(runtime: RunscRuntime) -> None:

@@ -911,7 +911,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(script=st.lists(steps, min_size=1, max_size=25), totals=st.tuples(*[st.sampled_from([1000, 2000, 4000])] * 2))
 def test_sessions_are_those_of_the_plain_model(database: Database, script: list[Any], totals: tuple[int, int]) -> None:
     """Whatever is called, ends and is reported: where each call goes, why it is refused, and what counts of a worker.

@@ -338,8 +338,6 @@ def enter_sandbox(place: Place) -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    for path in (place.home, place.tmp):
-        os.makedirs(path, mode=0o700, exist_ok=True)  # noqa: PTH103
     os.chdir(place.home)
     os.environ["HOME"] = place.home
     os.environ["TMPDIR"] = place.tmp
@@ -742,6 +740,9 @@ def main() -> None:
     BUNDLE, mode, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
     sys.argv = [""]
     RESOURCES = options.get("resources", "")
+    for name in ("home", "tmp"):  # imports may look for them
+        if name in options:
+            os.makedirs(options[name], mode=0o700, exist_ok=True)  # noqa: PTH103
     start(BUNDLE)
     if mode == "describe":
         print(json.dumps(describe()))

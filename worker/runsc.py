@@ -38,19 +38,18 @@ from readie.manifest import CheckpointSpec, Description, Host
 from readie.resources import FILE as RESOURCES
 from readie.units import MB
 from worker import cgroups, executor
-from worker.bundle import BOOT, check_resources, copy_pip, cpu_features, fingerprint, make_bundle
+from worker.bundle import check_resources, copy_pip, cpu_features, fingerprint, make_bundle
 from worker.executor import Header, children_of
 from worker.runtime import UNLIMITED, Folder, Saved, SaveFailed, StartFailed, Talk, remove_tree
 from worker.specification import (
     BUNDLE,
     CALL,
-    HOME,
     PYTHON,
-    TMP,
     UID,
     Limits,
     Network,
     find_gpu,
+    make_arguments,
     make_configuration,
     make_flags,
     sensitive,
@@ -62,7 +61,6 @@ END_S = 5.0  # how long ending a process may take
 RETRY_S = 1.0  # after creating ahead has failed
 OLDEST = 20240101  # of runsc's releases: older ones save otherwise
 SUBREAPER = 36  # prctl
-INSIDE = {"folder": CALL, "home": HOME, "tmp": TMP, "resources": f"/{RESOURCES}"}
 
 
 @dataclass(frozen=True)
@@ -152,7 +150,8 @@ class RunscRuntime:
             image = [f"--compression={self.compression}", f"--image-path={folder / 'image'}"]
             self.run(["checkpoint", *image, sandbox.name], sandbox.bundle, timeout=SAVE_S)
             write_json(folder / "checkpoint.json", spec)
-        except StartFailed as error:
+        except (StartFailed, OSError) as error:
+            remove_tree(folder)
             raise SaveFailed("no-result", str(error)) from error
         finally:
             sandbox.end()
@@ -273,7 +272,7 @@ class RunscRuntime:
             rootfs=self.rootfs,
             bundle=self.bundle,
             folder=folder,
-            arguments=[PYTHON, "-I", "-B", "-c", BOOT, BUNDLE, mode, json.dumps(options | INSIDE)],
+            arguments=make_arguments(mode, options),
             cgroup=f"/{name}",
             memory=memory,
             limits=self.options.limits,

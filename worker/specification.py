@@ -15,13 +15,15 @@ from typing import Any, Literal
 
 from readie.errors import NeedsGpu
 from readie.flavor import Flavor, check_gpu
-from worker.bundle import ENVIRONMENT
+from readie.resources import FILE as RESOURCES
+from worker.bundle import BOOT, ENVIRONMENT
 
 UID = 65534  # nobody: owns nothing in the root filesystem
 HOST_NAME = "sandbox"  # of every one: a restored process keeps the name that it was saved with
 CALL, BUNDLE, HOME, TMP = "/call", "/readie", "/tmp/work", "/tmp/tmp"  # inside  # noqa: S108
 PYTHON = "/usr/bin/python3"
 CACHE = "/var/cache"
+INSIDE = {"folder": CALL, "home": HOME, "tmp": TMP, "resources": f"/{RESOURCES}"}  # what every executor is told
 CPU_PERIOD_US = 100_000
 
 Network = Literal["none", "host"]
@@ -71,6 +73,11 @@ DRIVER_LIBRARIES = (
     "libnvidia-allocator.so",
     "libnvidia-cfg.so",
 )
+
+
+def make_arguments(mode: str, options: dict[str, Any]) -> list[str]:
+    """The command of a sandbox's first process: the executor in `mode` (worker/executor.py)."""
+    return [PYTHON, "-I", "-B", "-c", BOOT, BUNDLE, mode, json.dumps(options | INSIDE)]
 
 
 def make_flags(network: Network, gpu: Gpu) -> list[str]:
@@ -171,7 +178,7 @@ def sensitive(network: Network, gpu: Gpu) -> object:
         rootfs=anywhere,
         bundle=anywhere,
         folder=anywhere,
-        arguments=[],  # what the executor is told, its own digest covers
+        arguments=make_arguments("", {}),
         cgroup="",
         memory=0,
         limits=Limits(0.0, 0),
