@@ -89,12 +89,13 @@ def reserve(worker: Worker, placement_id: str, request: CallRequest, default_mem
 
 @dataclass
 class Session:
-    """A session: where it is, the bytes of its sandbox, whether a call has it, and whether its sandbox still lives."""
+    """A session: where it is, and the bytes of its sandbox."""
 
     worker_id: str
     memory: int
-    busy: bool = True
-    lives: bool = True
+    busy: bool = True  # a call has it
+    lives: bool = True  # its sandbox does
+    missed: bool = False  # a report came without its sandbox
     expired: bool = False
 
 
@@ -107,8 +108,9 @@ class Cluster:
     sessions: dict[str, Session] = field(default_factory=dict)
 
     def memory(self, worker_id: str) -> int:
-        """Bytes: of calls, each its own; of sessions, each once, until they have expired."""
-        kept = [session for session in self.sessions.values() if session.worker_id == worker_id and not session.expired]
+        """Bytes: of calls, each its own; of sessions, each once, until they have no call and the worker no sandbox."""
+        mine = [session for session in self.sessions.values() if session.worker_id == worker_id]
+        kept = [session for session in mine if session.busy or not session.missed]
         alone = [memory for on, session_id, memory in self.running if on == worker_id and session_id is None]
         return sum(session.memory for session in kept) + sum(alone)
 
@@ -147,18 +149,25 @@ class Cluster:
             self.sessions[request.session_id] = Session(worker_id, memory)
         return worker_id
 
+    def has_sandbox(self, place: int) -> bool:
+        """Whether the call that was placed as the `place`th of those that run has a sandbox to run in."""
+        session_id = self.running[place][1]
+        return session_id is None or self.sessions[session_id].lives
+
     def end(self, place: int, *, lives: bool) -> None:
-        """The call that was placed as the `place`th of those that run has ended; its sandbox `lives` on if a session
-        keeps it.
-        """
-        _, session_id, _ = self.running.pop(place)
+        """That call has ended; its sandbox `lives` on if a session keeps it. What had none says so: that session is over."""
+        had_sandbox = self.has_sandbox(place)
+        session_id = self.running.pop(place)[1]
         if session_id is not None:
-            self.sessions[session_id].busy = False
-            self.sessions[session_id].lives &= lives
+            session = self.sessions[session_id]
+            session.busy = False
+            session.lives &= lives
+            session.expired |= not had_sandbox
 
     def report(self, worker_id: str) -> list[tuple[str, int]]:
         """The sessions whose sandboxes the worker has, with their bytes. Of others it says that they have expired."""
         mine = {name: session for name, session in self.sessions.items() if session.worker_id == worker_id}
         for session in mine.values():
-            session.expired |= not session.lives and not session.busy
+            session.missed = not session.lives
+            session.expired |= session.missed and not session.busy
         return [(name, session.memory) for name, session in mine.items() if session.lives]

@@ -670,6 +670,7 @@ def test_a_measured_process_is_a_sandbox_too(runtime: RunscRuntime) -> None:
     [blob] = [module for module in answer["modules"] if module["name"] == "blob"]
     assert blob["file"] == str(site_packages(runtime.rootfs) / "blob" / "__init__.py")
     assert 58_000 < blob["kb"] < 64_000
+    assert 59 < answer["rss_mb"] < 66
     assert answer["network"] == "none"
     assert runtime.describe().memory_source == "VmRSS"
 

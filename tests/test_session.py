@@ -938,9 +938,10 @@ def test_sessions_are_those_of_the_plain_model(database: Database, script: list[
                 assert placed.placement.worker_id == expected
                 running.append(placed)
         elif kind == "end" and running:
-            place_of_it = what % len(running)
-            end(database, running.pop(place_of_it), how)
-            model.end(place_of_it, lives=how.outcome != "failed")
+            number = what % len(running)
+            result = how if model.has_sandbox(number) else failed(SessionExpired("no sandbox"), None)
+            end(database, running.pop(number), result)
+            model.end(number, lives=result.outcome != "failed")
         elif kind == "report":
             boxes = [
                 SandboxStatus(sandbox_id=f"box-{session_id}", memory=memory, session_id=session_id)
