@@ -17,7 +17,8 @@ FROM base AS worker
 ARG ROOTFS=generation/cpu/rootfs
 ARG CHECKPOINTS=generation/cpu/checkpoints
 RUN echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] \
-$(apt-get indextargets --format '$(SITE)' | head -n 1) bookworm-backports main" > /etc/apt/sources.list.d/backports.list \
+$(apt-get indextargets --format '$(SITE) $(RELEASE) $(ORIGIN)' | awk '$2 == "bookworm" && $3 == "Debian" { print $1; exit }') \
+bookworm-backports main" > /etc/apt/sources.list.d/backports.list \
     && apt-get update && apt-get install --yes --no-install-recommends --target-release bookworm-backports runsc \
     && rm -rf /var/lib/apt/lists/* \
     && install -d -m 700 /var/lib/readie/worker

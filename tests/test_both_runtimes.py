@@ -13,7 +13,7 @@ import pytest
 from readie import remote
 from readie.errors import SessionConflict, SessionExpired
 from tests.lines import Line, end
-from tests.sandboxes import needs_runsc, wait_for
+from tests.sandboxes import needs_runsc, site_packages, wait_for
 from tests.test_rootfs_build import make_wheel
 
 PACKAGES = {
@@ -159,6 +159,30 @@ def test_packages_are_installed_with_what_they_need(ready: Line) -> None:
     assert result.phases.install > 0
     assert value == "brought along"
     assert "packages" in path
+
+
+def test_what_is_there_already_is_not_installed(ready: Line) -> None:
+    """A requirement that the router keeps, and pip finds satisfied with all that it needs: the call runs."""
+    site = site_packages(ready.rootfs) / "slow-1.0.dist-info"
+    site.mkdir(exist_ok=True)
+    (site / "METADATA").write_text("Metadata-Version: 2.1\nName: slow\nVersion: 1.0\n")
+
+    result = end(remote(use_slow, packages=["slow"], cold=True).submit())
+
+    assert result.outcome == "returned", result.problem
+
+
+def burrow() -> int:
+    for _ in range(3000):
+        os.mkdir("d")  # noqa: PTH102
+        os.chdir("d")
+    return 3000
+
+
+def test_folders_however_deep_are_removed(ready: Line) -> None:
+    """A call's folders end with it, and the worker goes on."""
+    assert remote(burrow)() == 3000
+    assert remote(use_slow)() == 42
 
 
 def use_old() -> str:

@@ -5,12 +5,13 @@ It dials in; nothing ever connects to it. One thread reports, one polls, and eac
 
 import fcntl
 import os
+import resource
 import signal
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from readie.errors import (
     BadResult,
     BadSetting,
     CallCancelled,
+    InstallFailed,
     NeedsGpu,
     PayloadTooLarge,
     PythonMismatch,
@@ -55,7 +57,7 @@ from worker.host import open_runtime
 from worker.output import OutputSender
 from worker.pool import Pool
 from worker.router import Router, persist
-from worker.runsc import Options
+from worker.runsc import Options, end_orphans
 from worker.runtime import (
     Call,
     Dropped,
@@ -67,7 +69,6 @@ from worker.runtime import (
     Ties,
     ended_result,
     open_sandbox,
-    remove_tree,
     run_in,
     try_start,
 )
@@ -115,7 +116,6 @@ class Session:
     limit: int  # bytes that it may use now
     max_memory: int  # what that may grow to
     gpu_memory: int  # bytes
-    installed: set[str]  # requirements that its calls brought
     idle_since: float = 0.0  # time.monotonic()
     run: Run | None = None  # the call that it runs now
     over: bool = False  # it ends with the call that it runs
@@ -128,7 +128,6 @@ class Agent:
         self.settings = settings
         self.runtime = runtime
         self.router = router
-        self.pool = Pool(runtime, settings.pool_size, settings.start_timeout)
         self.sources = Sources(
             settings.packages_index, Path(settings.packages_wheels) if settings.packages_wheels else None
         )
@@ -152,6 +151,13 @@ class Agent:
         self.reporting = threading.Lock()  # reports arrive in the order in which they were made
         self.away = ""  # why the router was not reached last
         self.accepting = ThreadPoolExecutor(16, thread_name_prefix="accept")
+        self.pool = Pool(
+            runtime,
+            settings.pool_size,
+            settings.start_timeout,
+            has_room=self.has_room,
+            on_change=self.changed.set,
+        )
 
     # -- start and stop --
 
@@ -292,7 +298,16 @@ class Agent:
     def memory_total(self) -> int | None:
         """What sandboxes may use together: the worker's total less what zygotes and the pool hold."""
         total = self.settings.worker_mem_total
-        return None if total is None else max(1, total - sum(self.loaded_bytes.values()) - self.pool.memory)
+        taken = sum(self.loaded_bytes.values()) + self.pool.memory + self.runtime.overhead
+        return None if total is None else max(1, total - taken)
+
+    def has_room(self, more: int, but: Run | None = None) -> bool:
+        """Whether sandboxes may use so many bytes more than the limits of all, `but` one, allow together."""
+        with self.lock:
+            total = self.memory_total
+            used = sum(run.limit for run in self.runs.values() if run is not but)
+            used += sum(session.limit for session in self.sessions.values() if session.run is None)
+        return total is None or used + more <= total
 
     def status(self) -> WorkerStatus:
         """This worker as it is now."""
@@ -364,6 +379,9 @@ class Agent:
             except ReadieError as error:
                 self.note_away(error)
                 pause = 1.0
+            except Exception:  # such as no descriptors left: a worker that reports no more would be lost
+                log.exception("report failed")
+                pause = 1.0
             else:
                 self.note_back()
                 self.reported.set()
@@ -389,16 +407,18 @@ class Agent:
                 continue
             try:
                 orders = self.router.fetch(POLL_S)
+                self.note_back()
+                if not self.follow(orders, time.monotonic()):
+                    time.sleep(0.05)  # all of it is under way: the router repeats orders until they are carried out
             except UnknownWorker:
                 self.reported.clear()  # the router has forgotten this worker
                 self.changed.set()
             except ReadieError as error:
                 self.note_away(error)
                 time.sleep(1.0)
-            else:
-                self.note_back()
-                if not self.follow(orders, time.monotonic()):
-                    time.sleep(0.05)  # all of it is under way: the router repeats orders until they are carried out
+            except Exception:
+                log.exception("polling failed")
+                time.sleep(1.0)
 
     def follow(self, orders: Orders, arrived: float) -> bool:
         """Starts what is to run, ends what is to end; False if nothing of it was new."""
@@ -448,10 +468,7 @@ class Agent:
             result = ended_result(SandboxFailed(f"the worker failed: {type(error).__name__}: {error}"))
         run.settled.set()
         sender.finish()
-        self.leave_session(run)
-        with self.lock:
-            # The sandbox has ended. Told together with the result, or before: the router counts no memory twice.
-            del self.runs[run.placement_id]
+        self.leave(run)  # told together with the result, or before: the router counts no memory twice
         if result is not None:
             queued = msgspec.structs.replace(result.phases, queue=assignment.queue)
             result = msgspec.structs.replace(result, phases=queued, python=result.python or self.python_minor)
@@ -491,13 +508,15 @@ class Agent:
         """The result of a placement. Raises `Dropped` if it is not to be run."""
         assignment = run.assignment
         refusal = self.refuse(assignment)
-        session = self.sessions.get(assignment.session_id) if assignment.session_id else None
         if refusal is None and assignment.continues:
-            if session and session.talk.idle:
-                return self.go_on(run, session, sender, accepted)
+            session = self.enter_session(run)
             if session:
-                self.end_sessions(lambda other: other is session)
+                return self.go_on(run, session, sender, accepted)
             refusal = SessionExpired(f"the sandbox of session {assignment.session_id} has ended")
+        elif (
+            refusal is None and assignment.session_id
+        ):  # one that this worker still has is not the one that the router begins
+            self.end_sessions(lambda session: session.session_id == assignment.session_id)
         if refusal is None:
             held, fallback = self.choose(assignment)
             if held:
@@ -545,7 +564,7 @@ class Agent:
         """Runs the call in a sandbox of its own, restored or cold; a session keeps that, if the call ends well."""
         assignment = run.assignment
         call = self.call_of(assignment, assignment.memory, max(assignment.memory, assignment.max_memory))
-        ties = self.tie(run, sender, accepted, assignment.packages)
+        ties = self.tie(run, sender, accepted)
         started = Started(
             how="restored" if held else "cold",
             generation=held.spec.generation if held else None,
@@ -553,6 +572,9 @@ class Agent:
             fallback=fallback,
         )
         talk = self.pool.take(held.spec) if held else None
+        if talk and talk.sandbox.memory() > call.memory:
+            talk.close()
+            talk = None
         waited = 0.0
         if talk is None:
             try:
@@ -583,16 +605,20 @@ class Agent:
             max_payload=self.settings.max_payload,
         )
 
-    def tie(self, run: Run, sender: OutputSender, accepted: Callable[[], bool], packages: Sequence[str]) -> Ties:
-        """What connects a placement's sandbox with this agent; `packages` are still to be installed."""
+    def tie(self, run: Run, sender: OutputSender, accepted: Callable[[], bool]) -> Ties:
+        """What connects a placement's sandbox with this agent."""
+        packages = run.assignment.packages
+        deadline = time.monotonic() + self.settings.start_timeout
+
+        def give_up() -> None:
+            if run.stop.problem:
+                raise run.stop.problem
+            if time.monotonic() > deadline:
+                raise InstallFailed(f"fetching wheels took longer than {self.settings.start_timeout:g} s")
 
         def fetch(folder: Folder) -> list[str]:
-            wheels = folder.path / "wheels"
-            remove_tree(wheels)  # of an earlier call of the session
-            exact = fetch_wheels(Path(self.settings.rootfs) / "bin" / "python", packages, wheels, self.sources)
-            for path in (wheels, *wheels.glob("*")):
-                folder.own(path)
-            return exact
+            python = Path(self.settings.rootfs) / "bin" / "python"
+            return fetch_wheels(python, packages, folder.path / "wheels", self.sources, give_up)
 
         return Ties(
             stop=run.stop,
@@ -616,7 +642,6 @@ class Agent:
             limit=run.limit,
             max_memory=call.max_memory,
             gpu_memory=assignment.gpu_memory,
-            installed=set(assignment.packages),
             idle_since=time.monotonic(),
             run=run,
         )
@@ -627,34 +652,45 @@ class Agent:
             run.session = session
         return True
 
-    def go_on(self, run: Run, session: Session, sender: OutputSender, accepted: Callable[[], bool]) -> Result:
-        """Runs another call in a session's sandbox. One that does not end well ends the session."""
-        assignment = run.assignment
+    def enter_session(self, run: Run) -> Session | None:
+        """Takes the session's sandbox for a call; None if it has ended, or has a call."""
         with self.lock:
-            if session.run is not None:  # the router places one at a time
-                return ended_result(SandboxFailed(f"session {session.session_id} runs another call"))
+            session = self.sessions.get(run.assignment.session_id or "")
+            if session is None or session.run is not None or not session.talk.idle:
+                return None
             session.run = run
             run.session, run.sandbox_id, run.limit = session, session.sandbox_id, session.limit
-        session.max_memory = max(session.max_memory, session.limit)
-        call = self.call_of(assignment, session.limit, session.max_memory)
-        missing = [text for text in assignment.packages if text not in session.installed]
-        result = run_in(session.talk, call, self.tie(run, sender, accepted, missing), arrived=run.arrived, restore=0.0)
-        session.installed |= set(missing)
-        session.over = session.over or result.outcome not in {"returned", "raised"}
+            return session
+
+    def go_on(self, run: Run, session: Session, sender: OutputSender, accepted: Callable[[], bool]) -> Result:
+        """Runs another call in a session's sandbox. One that does not end well ends the session."""
+        call = self.call_of(run.assignment, session.limit, session.max_memory)
+        ties = self.tie(run, sender, accepted)
+        well = False
+        try:
+            result = run_in(session.talk, call, ties, arrived=run.arrived, restore=0.0)
+            well = result.outcome in {"returned", "raised"}
+        except Dropped:
+            well = True
+            raise
+        finally:
+            session.over = session.over or not well
         return msgspec.structs.replace(result, started=session.started)
 
-    def leave_session(self, run: Run) -> None:
-        """Gives a session's sandbox back once its call has ended, or ends it."""
+    def leave(self, run: Run) -> None:
+        """Forgets a call that has ended, gives its session's sandbox back, or ends that."""
+        over = None
         with self.lock:
             session = run.session
-            if session is None:
-                return
-            session.run, session.limit, session.idle_since = None, run.limit, time.monotonic()
-            over = session.over or self.stopping.is_set()
-            if over:
-                self.sessions.pop(session.session_id, None)
+            if session and (session.over or self.stopping.is_set()):
+                over = self.sessions.pop(session.session_id, None)
         if over:
-            session.talk.close()
+            over.talk.close()
+        with self.lock:
+            # A sandbox is told of once, as the call's or as the session's: the router counts no memory twice.
+            if session and not over:
+                session.run, session.limit, session.idle_since = None, run.limit, time.monotonic()
+            del self.runs[run.placement_id]
 
     def idle_too_long(self, session: Session) -> bool:
         return time.monotonic() > session.idle_since + self.settings.sandbox_idle_ttl
@@ -678,10 +714,7 @@ class Agent:
     def grow(self, run: Run, limit: int) -> bool:
         """Whether a sandbox's limit may become `limit`: if this worker's memory allows it."""
         with self.lock:
-            total = self.memory_total
-            others = sum(other.limit for other in self.runs.values() if other is not run)
-            others += sum(session.limit for session in self.sessions.values() if session.run is None)
-            if total is not None and others + limit > total:
+            if not self.has_room(limit, run):
                 return False
             run.limit = limit
         self.changed.set()
@@ -733,6 +766,8 @@ def serve(environ: Mapping[str, str]) -> None:
     settings = read_worker_settings(environ)
     check_gpu(settings.worker_flavor)
     configure_log()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # a sandbox takes about ten descriptors
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with owned_folder(settings.folder) as folder:
         (folder / "runtime").mkdir(mode=0o700, exist_ok=True)
         options = Options(
@@ -746,7 +781,7 @@ def serve(environ: Mapping[str, str]) -> None:
             runtime.bring_pip()
         router = Router(settings)  # never closed: the last poll still waits when the process ends
         try:
-            orphans = runtime.remove_orphans()
+            orphans = end_orphans(folder / "runtime") + runtime.remove_orphans()  # also of another runtime than now
             if orphans:
                 log.warning("removed what an earlier run left", sandboxes=orphans)
             if settings.runtime == "fork":

@@ -1,6 +1,6 @@
 """A sandbox's memory, as the kernel's control groups count and limit it; version 1 and version 2 of their files.
 
-`name` is the group's path below the hierarchy's top, such as `/readie-3f2a…`.
+`name` is the group's, at the top of the hierarchy.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ def is_unified() -> bool:
 
 
 def memory_group(name: str) -> Path:
-    return TOP / name.lstrip("/") if is_unified() else TOP / "memory" / name.lstrip("/")
+    return TOP / name if is_unified() else TOP / "memory" / name
 
 
 def read_fields(path: Path) -> dict[str, int]:
@@ -62,12 +62,17 @@ def was_full(name: str) -> bool:
     return bool(fields.get("under_oom") or fields.get("oom_kill"))
 
 
-def remove_groups(name: str) -> int:
-    """Removes what is left of a group, in every hierarchy; how many that were."""
-    removed = 0
+def most_memory(name: str) -> int:
+    """The most bytes that were ever in use, what files keep included; 0 where the kernel does not say."""
+    try:
+        return int((memory_group(name) / ("memory.peak" if is_unified() else "memory.max_usage_in_bytes")).read_text())
+    except OSError:
+        return 0
+
+
+def remove_groups(name: str) -> None:
+    """Removes what is left of a group, in every hierarchy."""
     tops = [TOP] if is_unified() else [path for path in TOP.iterdir() if path.is_dir() and not path.is_symlink()]
     for top in tops:
         with contextlib.suppress(OSError):
-            (top / name.lstrip("/")).rmdir()
-            removed += 1
-    return removed
+            (top / name).rmdir()

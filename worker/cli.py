@@ -3,6 +3,8 @@
 import fcntl
 import os
 import shutil
+import signal
+import stat
 import statistics
 import sys
 import tempfile
@@ -21,9 +23,9 @@ from readie.errors import BadFile, BadRequest, UsageError
 from readie.flavor import Flavor, check_gpu, parse_flavor
 from readie.manifest import read_spec
 from readie.units import parse_size
-from worker.host import open_runtime, remove_leftovers
+from worker.host import open_runtime
 from worker.measure import ProbeRequest, measure
-from worker.runsc import Options
+from worker.runsc import Options, remove_leftovers
 from worker.runtime import Runtime, SaveFailed, StartFailed, try_start
 
 PREFIX = "readie-worker-"  # of the folders of commands
@@ -56,6 +58,7 @@ TimeoutOption = Annotated[float, typer.Option("--timeout", min=0.01, help="Secon
 @contextmanager
 def opened(name: str, rootfs: Path, flavor: str) -> Iterator[Runtime]:
     """A runtime with a folder of its own, for one command. Raises `NeedsGpu` where there is no GPU for flavor gpu."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that nothing is left running
     options = Options(flavor=parse_flavor(flavor))
     check_gpu(options.flavor)
     sweep()
@@ -82,7 +85,9 @@ def sweep() -> None:
     """Ends and removes what commands of this user left behind that were killed: sandboxes of gVisor outlive them."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         try:
-            if folder.stat().st_uid != os.geteuid() or time.time() - folder.stat().st_mtime < YOUNG_S:
+            status = folder.lstat()
+            young = time.time() - status.st_mtime < YOUNG_S
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or young:
                 continue
             lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
         except OSError:

@@ -15,9 +15,9 @@ to the named pipes `<folder>/stdout` and `<folder>/stderr`, below the level of P
 processes and crashes print arrives too. Frames on the socket: length of header and of body (4 bytes each, big-endian),
 the header as JSON, the body.
 
-    executor → hello {protocol, python, pid}
+    executor → hello {protocol, python}
     host     → install {requirements}                  wheels in `<folder>/wheels`, put first on sys.path. May be left out
-    executor → installed {ok, output, install_s}
+    executor → installed {ok, output}
     host     → prepare {modules}                       hints: imported by their longest importable prefix
     executor → prepared {imports_s}
     host     → call {python, max_payload} + payload    a cloudpickle of (function, args, kwargs)
@@ -107,9 +107,14 @@ def _json(header: Header) -> bytes:
     return json.dumps(header, ensure_ascii=False).encode(errors="replace")
 
 
-def send_frame(channel: socket.socket, header: Header, body: bytes = b"") -> None:
+def encode_header(header: Header, body_length: int) -> bytes:
+    """What comes before a frame's body."""
     text = _json(header)
-    channel.sendall(LENGTHS.pack(len(text), len(body)) + text)
+    return LENGTHS.pack(len(text), body_length) + text
+
+
+def send_frame(channel: socket.socket, header: Header, body: bytes = b"") -> None:
+    channel.sendall(encode_header(header, len(body)))
     if body:
         channel.sendall(body)
 
@@ -349,7 +354,7 @@ def talk(channel: socket.socket, place: Place) -> NoReturn:
     """The sandbox's side of the protocol. Raises `EOFError` when the host hangs up."""
     pid = os.getpid()
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    send_frame(channel, {"type": "hello", "protocol": PROTOCOL, "python": version, "pid": pid})
+    send_frame(channel, {"type": "hello", "protocol": PROTOCOL, "python": version})
     while True:
         header, body = receive_frame(channel)
         if header["type"] == "install":
@@ -382,7 +387,6 @@ def install(requirements: list[str], place: Place) -> Header:
     """Installs wheels that the host has put into the folder, without network, where imports look first."""
     import subprocess
 
-    started = clock()
     target = f"{place.tmp}/packages"
     options = ["--no-index", "--no-deps", "--no-cache-dir", "--no-input", "--disable-pip-version-check", "--upgrade"]
     links = ["--find-links", f"{place.folder}/wheels", "--target", target]
@@ -397,7 +401,7 @@ def install(requirements: list[str], place: Place) -> Header:
         sys.path.insert(0, target)
     importlib.invalidate_caches()
     output = done.stdout.decode(errors="replace")[-MAX_TEXT:]
-    return {"ok": not done.returncode, "output": output, "install_s": clock() - started}
+    return {"ok": not done.returncode, "output": output}
 
 
 def run_payload(payload: bytes, limit: int, ready: Callable[[], None]) -> tuple[Header, bytes]:
@@ -456,6 +460,9 @@ def dump(value: object) -> bytes:
 
 #: Random number generators that imports made without a seed.
 UNSEEDED: "weakref.WeakSet[Any]" = weakref.WeakSet()
+#: NumPy's, likewise.
+BIT_GENERATORS: list[Any] = []
+ENTROPY_BITS = 96  # NumPy draws 128 bits of entropy where it is given no seed; nobody types a seed of that length
 
 
 @contextlib.contextmanager
@@ -478,6 +485,20 @@ def noting_generators() -> Iterator[None]:
         kind.seed = original
 
 
+def note_bit_generators() -> None:
+    """Notes NumPy's generators that were made without a seed, also those within `Generator` and `RandomState`."""
+    kind: Any = getattr(sys.modules.get("numpy.random"), "BitGenerator", None)
+    for generator in gc.get_objects() if kind else ():
+        with contextlib.suppress(Exception):  # whatever its class answers
+            if isinstance(generator, kind) and generator.seed_seq.entropy.bit_length() > ENTROPY_BITS:
+                BIT_GENERATORS.append(generator)
+
+
+def renew_bit_generators() -> None:
+    for generator in BIT_GENERATORS:
+        generator.state = type(generator)().state
+
+
 def renew_state() -> None:
     """Gives a clone what clones must not share: random numbers, keys, names of temporary files, clocks.
 
@@ -488,7 +509,7 @@ def renew_state() -> None:
     if "random" in modules:
         renewals.append(modules["random"].seed)
     if "numpy.random" in modules:
-        renewals.append(modules["numpy.random"].seed)
+        renewals += [modules["numpy.random"].seed, renew_bit_generators]
     if "multiprocessing.process" in modules:
         process = modules["multiprocessing.process"].current_process()
         renewals.append(lambda: setattr(process, "authkey", os.urandom(32)))
@@ -555,6 +576,7 @@ def load_canonical(canonical: Sequence[str], ballast_mb: float) -> tuple[Header,
         detail = f"importing started {len(pids)} process(es)"
         return {"type": "failed", "kind": "processes", "detail": detail}, ballast
     flush_output()
+    note_bit_generators()
     gc.freeze()  # a collection in a clone would else write to, and so copy, every page with objects on it
     facts = {"base_bytes": base_bytes, "bytes": anonymous_bytes(), "threads": threads(), "seconds": seconds}
     return {"type": "ready", **facts}, ballast

@@ -210,6 +210,10 @@ class ForkRuntime:
     def prepare(self) -> None:
         """Nothing is made ahead: a fork takes milliseconds."""
 
+    @property
+    def overhead(self) -> int:
+        return 0
+
     def bring_pip(self) -> None:
         copy_pip(self.bundle)
 

@@ -4,10 +4,8 @@ from pathlib import Path
 
 from readie.errors import BadRequest
 from worker.fork import ForkRuntime
-from worker.runsc import Options, RunscRuntime, remove_leftovers
+from worker.runsc import Options, RunscRuntime
 from worker.runtime import Runtime
-
-__all__ = ["open_runtime", "remove_leftovers"]
 
 
 def open_runtime(name: str, rootfs: Path, folder: Path, options: Options) -> Runtime:

@@ -6,6 +6,7 @@ A pooled sandbox has said hello and imported nothing more. It serves one call, o
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 
 import structlog
 
@@ -13,7 +14,9 @@ from readie.errors import ReadieError
 from readie.manifest import CheckpointSpec
 from worker.runtime import UNLIMITED, Call, Runtime, StartFailed, Talk, open_sandbox
 
-RETRY_S = 5.0  # after a restore for the pool has failed
+RETRY_S = 1.0  # after a restore for the pool has failed, or there was no room for one
+UNKNOWN = 256 * 1024 * 1024  # bytes of a sandbox that has not been restored yet
+CLOSE_S = 10.0  # how long closing waits for a restore that is under way
 HALF = 1_000  # so many calls later, what was asked counts half
 
 log = structlog.get_logger("readie.worker")
@@ -28,10 +31,24 @@ def share_out(asked: dict[tuple[str, str], float], size: int) -> Counter[tuple[s
 
 
 class Pool:
-    """`size` sandboxes, made by a thread of its own."""
+    """`size` sandboxes, made by a thread of its own, where `has_room` allows so many bytes more.
 
-    def __init__(self, runtime: Runtime, size: int, start_timeout: float) -> None:
+    `on_change` hears whenever its memory is another.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        size: int,
+        start_timeout: float,
+        *,
+        has_room: Callable[[int], bool] = lambda _: True,
+        on_change: Callable[[], object] = lambda: None,
+    ) -> None:
         self.runtime = runtime
+        self.has_room = has_room
+        self.on_change = on_change
+        self.sizes: dict[tuple[str, str], int] = {}  # bytes that a sandbox of it had last
         self.size = size
         self.start_timeout = start_timeout
         self.specs: dict[tuple[str, str], CheckpointSpec] = {}
@@ -131,6 +148,9 @@ class Pool:
                 talk.close()
             if spec is None:
                 continue
+            if not self.has_room(self.sizes.get(spec.key, UNKNOWN)):
+                time.sleep(RETRY_S)
+                continue
             try:
                 talk = open_sandbox(self.runtime, spec, call)
             except (StartFailed, ReadieError, OSError) as error:
@@ -141,9 +161,10 @@ class Pool:
                 wanted = spec.key in self.specs and not self.closing
                 if wanted:
                     self.ready.setdefault(spec.key, []).append(talk)
-                    self.bytes[talk] = talk.sandbox.memory()
+                    self.bytes[talk] = self.sizes[spec.key] = talk.sandbox.memory()
             if not wanted:
                 talk.close()
+            self.on_change()
 
     def close(self) -> None:
         """Ends all that it holds."""
@@ -151,6 +172,6 @@ class Pool:
             self.closing = True
             self.changed.notify_all()
         if self.size:
-            self.filler.join(self.start_timeout)
+            self.filler.join(CLOSE_S)
         for spec in list(self.specs.values()):
             self.withdraw(spec)

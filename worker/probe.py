@@ -486,7 +486,9 @@ def map_result(path: str) -> Callable[[bytes], None]:
     os.ftruncate(descriptor, ROOM)
     # Its own position makes each addition one step of the interpreter's: threads and signal handlers cannot mix theirs.
     area = mmap.mmap(descriptor, ROOM)
-    area[0] = 0  # gVisor counts the whole of it as resident once it is written to: that is to be before measuring begins
+    area[0] = (
+        0  # gVisor counts the whole of it as resident once it is written to: that is to be before measuring begins
+    )
     add = area.write
     close_file(descriptor)
 

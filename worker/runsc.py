@@ -11,6 +11,7 @@ machine. From then on sandboxes are known by descriptors of their processes.
 
 import contextlib
 import ctypes
+import hashlib
 import json
 import os
 import re
@@ -59,6 +60,10 @@ COMMAND_S = 30.0  # what one command of runsc may take
 SAVE_S = 300.0  # what writing a checkpoint may take
 END_S = 5.0  # how long ending a process may take
 RETRY_S = 1.0  # after creating ahead has failed
+RECORD = "etc/readie/rootfs.json"  # of a root filesystem
+NAMED = re.compile(r"readie-[0-9a-f]{6}-[0-9a-f]{8}")  # sandboxes
+NEAR = 2_000_000  # bytes below its limit: as good as at it
+AHEAD_BYTES = 40_000_000  # a sandbox that was created, and its gofer
 OLDEST = 20240101  # of runsc's releases: older ones save otherwise
 SUBREAPER = 36  # prctl
 
@@ -83,8 +88,8 @@ class RunscRuntime:
         self.program, self.version = find_runsc()
         self.rootfs = check_rootfs(rootfs)
         self.options = options
-        self.gpu = find_gpu(options.flavor)
         self.folder = folder
+        self.gpu = find_gpu(options.flavor, folder / "nvidia")
         self.sandboxes, self.bundles, self.state = (folder / name for name in ("sandboxes", "bundles", "state"))
         for path in (self.sandboxes, self.bundles, self.state):
             path.mkdir(mode=0o700, exist_ok=True)
@@ -114,13 +119,15 @@ class RunscRuntime:
             ) from error
         finally:
             self.delete(name)
+        # Of all files, as they were when it was made, and of the distributions as they are now.
+        digest = hashlib.sha256((self.rootfs / RECORD).read_bytes() + found["rootfs_digest"].encode())
         host = Host(
             runtime="runsc",
             runtime_version=self.version,
             python=found["python"],
             protocol=executor.PROTOCOL,
             fingerprint=fingerprint(self.bundle, sensitive(self.options.network, self.gpu)),
-            rootfs_digest=found["rootfs_digest"],
+            rootfs_digest=digest.hexdigest(),
             cpu_features=cpu_features(),
         )
         return Description(
@@ -132,6 +139,10 @@ class RunscRuntime:
             return self.bundle / path.removeprefix(f"{BUNDLE}/")
         return self.rootfs / path.lstrip("/")
 
+    @property
+    def overhead(self) -> int:
+        return self.options.ahead * AHEAD_BYTES
+
     def bring_pip(self) -> None:
         copy_pip(self.bundle)
 
@@ -141,7 +152,7 @@ class RunscRuntime:
         check_resources(spec, self.rootfs / RESOURCES)
         options = {"canonical": spec.canonical, "ballast_mb": spec.ballast_mb, "patience_s": timeout + SAVE_S}
         try:
-            sandbox = self.create("save", options, memory=UNLIMITED)
+            sandbox = self.launch("save", options, memory=UNLIMITED)
         except StartFailed as error:
             raise SaveFailed("no-result", str(error)) from error
         try:
@@ -191,7 +202,10 @@ class RunscRuntime:
             image = self.loaded.get(spec.key)
             if image is None:
                 raise StartFailed("it is not loaded")
-        sandbox = self.take()
+        try:
+            sandbox = self.take()
+        except StartFailed as error:
+            raise StartFailed(str(error), blame=False) from error  # no checkpoint has to do with it
         try:
             sandbox.limit_memory(memory)
             if image is None:
@@ -205,8 +219,7 @@ class RunscRuntime:
 
     def restore(self, sandbox: "RunscSandbox", image: Path) -> None:
         """Restores into a created sandbox; returns once its executor connects, or soon after. Raises `StartFailed`."""
-        (sandbox.folder.path / "go").touch()
-        sandbox.folder.own(sandbox.folder.path / "go")
+        (sandbox.folder.path / "go").touch()  # this process's: the sandbox looks whether it is there, and cannot write
         command = ["restore", "--detach", "--bundle", str(sandbox.bundle), "--image-path", str(image), sandbox.name]
         log = (sandbox.bundle / "log").open("ab")
         with log:
@@ -228,17 +241,17 @@ class RunscRuntime:
         finally:
             os.close(descriptor)
         if process.poll():
-            fits = not sandbox.starved()
+            fits = cgroups.most_memory(sandbox.name) < sandbox.limit - NEAR and not sandbox.starved()
             reason = last_line(sandbox.bundle) if fits else "it does not fit into the call's memory"
             raise StartFailed(f"runsc restore: {reason}", blame=fits)
 
     def start_probe(self, options: Header, *, memory: int) -> "RunscSandbox":
         given = {**options, "network": self.options.network}
-        return self.create("probe", given, memory=memory, probe=True)
+        return self.launch("probe", given, memory=memory, probe=True)
 
-    def create(self, mode: str, options: Header, *, memory: int, probe: bool = False) -> "RunscSandbox":
+    def launch(self, mode: str, options: Header, *, memory: int, probe: bool = False) -> "RunscSandbox":
         """A sandbox of its own whose executor starts in `mode` at once. Raises `StartFailed`."""
-        sandbox = self.make(mode, options, memory=memory, probe=probe)
+        sandbox = self.create(mode, options, memory=memory, probe=probe)
         try:
             self.run(["start", sandbox.name], sandbox.bundle)
         except BaseException:
@@ -246,7 +259,7 @@ class RunscRuntime:
             raise
         return sandbox
 
-    def make(self, mode: str, options: Header, *, memory: int, probe: bool = False) -> "RunscSandbox":
+    def create(self, mode: str, options: Header, *, memory: int, probe: bool = False) -> "RunscSandbox":
         """A sandbox that was created, and not started. Raises `StartFailed`."""
         name = self.new_name()
         folder = Folder(self.sandboxes / name, UID)
@@ -259,8 +272,10 @@ class RunscRuntime:
             pid_file = sandbox.bundle / "pid"
             self.run(["create", "--bundle", str(sandbox.bundle), "--pid-file", str(pid_file), name], sandbox.bundle)
             sandbox.attach(read_pid(pid_file))
-        except BaseException:
+        except BaseException as error:
             sandbox.end()
+            if isinstance(error, OSError):
+                raise StartFailed(f"it ended as soon as it was created: {error}") from error
             raise
         return sandbox
 
@@ -300,7 +315,7 @@ class RunscRuntime:
                 if not sandbox.wait_exit(0):
                     return sandbox
                 self.cleaner.submit(sandbox.end)
-        return self.make("cold", {"parent": None}, memory=UNLIMITED)
+        return self.create("cold", {"parent": None}, memory=UNLIMITED)
 
     def make_ahead(self) -> None:
         """Keeps as many sandboxes created as `options.ahead` says."""
@@ -310,7 +325,7 @@ class RunscRuntime:
                 if self.closing:
                     return
             try:
-                sandbox = self.make("cold", {"parent": None}, memory=UNLIMITED)
+                sandbox = self.create("cold", {"parent": None}, memory=UNLIMITED)
             except (StartFailed, OSError):  # the start that needs one will say why
                 time.sleep(RETRY_S)
                 continue
@@ -349,6 +364,7 @@ class RunscRuntime:
         with contextlib.suppress(StartFailed, OSError):
             self.run(["delete", "--force", name], self.bundles / name)
         end_strays(name)
+        reap_stubs()
         cgroups.remove_groups(name)
         remove_tree(self.bundles / name)
 
@@ -376,16 +392,23 @@ class RunscSandbox:
         self.bundle = bundle
         self.exit_descriptor = -1
         self.helpers: list[int] = []  # descriptors of the processes besides it: its gofer
+        self.pids: list[int] = []  # of all of them
+        self.limit = UNLIMITED  # bytes
         self.command: subprocess.Popen[bytes] | None = None  # runsc restore, which may end after the executor answers
         self.status: int | None = None
-        self.full = False
         self.ended = False
         self.lock = threading.Lock()
 
     def attach(self, pid: int) -> None:
         """Knows its processes from now on, right after they were created."""
+        AWAITED.add(pid)
         self.exit_descriptor = os.pidfd_open(pid)
-        self.helpers = [os.pidfd_open(other) for other in find_strays(self.name) if other != pid]
+        deadline = time.monotonic() + 1.0
+        while not self.helpers and time.monotonic() < deadline:  # /proc may leave out a child while another one ends
+            found = [other for other in find_strays(self.name) if other != pid]
+            AWAITED.update(found)
+            self.helpers = [os.pidfd_open(other) for other in found]
+        self.pids = [pid, *found]
         cgroups.pause_when_full(self.name)
 
     def memory(self, *, exact: bool = False) -> int:  # noqa: ARG002 - the kernel counts exactly
@@ -395,11 +418,15 @@ class RunscSandbox:
             return 0
 
     def limit_memory(self, limit: int) -> None:
+        self.limit = limit
         with contextlib.suppress(OSError):  # more is in use: it stays as it was, and `memory` says how much
             cgroups.limit_memory(self.name, limit)
 
     def starved(self) -> bool:
-        return self.full or cgroups.was_full(self.name)
+        if cgroups.was_full(self.name):
+            return True
+        # Where it was the kernel that wanted memory for it, a call of gVisor's fails, and it ends by itself.
+        return self.wait_exit(0) and cgroups.most_memory(self.name) > self.limit - NEAR
 
     def wait_exit(self, timeout: float) -> bool:
         poll = select.poll()
@@ -429,7 +456,6 @@ class RunscSandbox:
                 return
             self.ended = True
         if self.exit_descriptor >= 0:
-            self.full = self.starved()  # its control group is gone soon
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.exit_descriptor, signal.SIGKILL)
             if self.wait_exit(END_S):
@@ -437,12 +463,17 @@ class RunscSandbox:
             for helper in self.helpers:
                 end_process(helper)
             os.close(self.exit_descriptor)
+            AWAITED.difference_update(self.pids)
         if self.command:
             self.command.kill()
             self.command.wait()
-        self.folder.close()
-        with contextlib.suppress(RuntimeError):  # the runtime closes, and waits no longer
-            self.runtime.cleaner.submit(self.runtime.delete, self.name)
+        try:
+            self.folder.close()
+        finally:
+            try:
+                self.runtime.cleaner.submit(self.runtime.delete, self.name)
+            except RuntimeError:  # the runtime has closed
+                self.runtime.delete(self.name)
 
 
 def await_ready(sandbox: RunscSandbox, timeout: float) -> Header:
@@ -471,6 +502,9 @@ def await_ready(sandbox: RunscSandbox, timeout: float) -> Header:
 
 # ---- processes ----
 
+#: Process ids that sandboxes wait for themselves.
+AWAITED: set[int] = set()
+
 
 def read_pid(path: Path) -> int:
     """The pid that runsc wrote. Raises `StartFailed` for one that no signal may ever go to."""
@@ -488,6 +522,18 @@ def find_strays(name: str) -> list[int]:
             if name.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(pid)
     return found
+
+
+def reap_stubs() -> None:
+    """Reaps what has ended of what sandboxes have started on the host: processes that gVisor runs their threads in.
+
+    They come to this process, the subreaper, when their sandbox has ended; `runsc` starts all its own as "exe".
+    """
+    for pid in children_of("self"):
+        with contextlib.suppress(OSError):  # another thread has reaped it
+            name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition(" (")[2].rpartition(") ")
+            if name == "exe" and rest.startswith("Z") and pid not in AWAITED:
+                os.waitpid(pid, os.WNOHANG)
 
 
 def end_process(descriptor: int, wait_s: float = 1.0) -> None:
@@ -513,12 +559,13 @@ def end_strays(name: str) -> None:
 def end_orphans(folder: Path) -> int:
     """Ends and removes the sandboxes that an earlier run of a runtime in `folder` has left; how many there were."""
     bundles, sandboxes = folder / "bundles", folder / "sandboxes"
-    left = sorted({path.name for place in (bundles, sandboxes) if place.is_dir() for path in place.iterdir()})
+    found = {path.name for place in (bundles, sandboxes) if place.is_dir() for path in place.iterdir()}
+    left = sorted(name for name in found if NAMED.fullmatch(name))
     for name in left:
         end_orphan(name)
         for state in (folder / "state").glob(f"*{name}*"):  # what runsc itself would remove
             state.unlink(missing_ok=True)
-        cgroups.remove_groups(f"/{name}")
+        cgroups.remove_groups(name)
         remove_tree(sandboxes / name)
         remove_tree(bundles / name)
     return len(left)
@@ -538,7 +585,8 @@ def end_orphan(name: str) -> None:
         with contextlib.suppress(OSError):
             descriptor = os.pidfd_open(int(folder.name))
             try:
-                if name.encode() in (folder / "cmdline").read_bytes():
+                command = (folder / "cmdline").read_bytes()
+                if command.partition(b"\0")[0].startswith(b"runsc") and name.encode() in command:
                     end_process(os.dup(descriptor), wait_s=0)
             finally:
                 os.close(descriptor)
@@ -566,7 +614,12 @@ def find_runsc() -> tuple[str, str]:
         raise RuntimeUnavailable(
             "runsc saves and restores only as root", "Run as root, or use RUNTIME=fork (--runtime fork)."
         )
-    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+    try:
+        said = subprocess.run(
+            [program, "--version"], capture_output=True, text=True, check=False, timeout=COMMAND_S
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RuntimeUnavailable(f"{program} --version: {error}", way_out) from error
     match = re.search(r"runsc version (\S*?(\d{8})\S*)", said)
     if match is None:
         raise RuntimeUnavailable(f"{program} --version says {said.strip()[:80]!r}, and no release", way_out)
@@ -583,6 +636,8 @@ def check_rootfs(rootfs: Path) -> Path:
     if not python.is_relative_to(real) or not os.access(python, os.X_OK):
         raise RuntimeUnavailable(f"{rootfs} has no Python of its own at {PYTHON.lstrip('/')}", way_out)
     missing = [name for name in ("proc", "tmp", CALL[1:], BUNDLE[1:]) if not (real / name).is_dir()]
+    if not (real / RECORD).is_file():
+        raise RuntimeUnavailable(f"{rootfs} has no {RECORD}, which says what is in it", way_out)
     if missing:  # runsc would create them, in a root filesystem that is not to change
         raise RuntimeUnavailable(f"{rootfs} has no folder {', '.join(missing)} to mount", way_out)
     return real

@@ -4,10 +4,11 @@ import codecs
 import contextlib
 import os
 import pickle
+import select
 import selectors
 import shutil
 import socket
-import stat
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -29,12 +30,14 @@ from readie.errors import (
 )
 from readie.manifest import CheckpointSpec, Description
 from readie.wire import Answer, Phases, Problem, Result, Stream, problem_of
-from worker.executor import LENGTHS, MAX_HEADER, PROTOCOL, Header, send_frame
+from worker.executor import LENGTHS, MAX_HEADER, PROTOCOL, Header, encode_header
 
 WATCH_S = 0.05  # how often a sandbox's memory is looked at
 GROWTH = 0.9  # of its limit: a sandbox that uses more is allowed the next step, up to max_memory
 CHUNK = 1024 * 1024
 UNLIMITED = 2**62  # bytes
+SEND_S = 60.0  # how long a sandbox may leave unread what it is sent
+DRAIN = 32  # pieces of 64 kB: a pipe holds one, and what is printed after a call is nobody's
 
 
 # ---- what a runtime is ----
@@ -128,6 +131,10 @@ class Runtime(Protocol):
     def prepare(self) -> None:
         """Waits until what is made ahead of the next start is there."""
 
+    @property
+    def overhead(self) -> int:
+        """Bytes of memory that what is made ahead may take."""
+
     def bring_pip(self) -> None:
         """Has sandboxes that start from now on find the worker's pip, to install packages with."""
 
@@ -152,15 +159,23 @@ class Folder:
     def __init__(self, path: Path, owner: int | None = None) -> None:
         self.path = path
         self.owner = owner
-        path.mkdir(mode=0o700)
-        if owner is not None:
-            path.chmod(0o755)
         self.pipes: dict[Stream, int] = {}
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self.fill()
+        except BaseException:
+            self.close()
+            raise
+
+    def fill(self) -> None:
+        path = self.path
+        path.mkdir(mode=0o700)
+        if self.owner is not None:
+            path.chmod(0o755)
         for name in ("stdout", "stderr"):
             os.mkfifo(path / name, 0o600)
             self.own(path / name)
             self.pipes[name] = os.open(path / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:  # through the descriptor: a socket's address has room for 107 bytes only
             self.listener.bind(f"/proc/self/fd/{descriptor}/host.sock")
@@ -182,13 +197,14 @@ class Folder:
 
 
 def remove_tree(path: Path) -> None:
-    """Removes a folder with everything in it, also what its owner had locked itself out of."""
-    shutil.rmtree(path, ignore_errors=True)
-    if path.exists():
-        for folder, _, _ in os.walk(path):
-            with contextlib.suppress(OSError):
-                Path(folder).chmod(stat.S_IRWXU)
+    """Removes a folder with everything in it, also what its owner had locked itself out of, however deep it is."""
+    if path.is_symlink():
+        return  # whoever made it, it is none of ours
+    with contextlib.suppress(RecursionError):
         shutil.rmtree(path, ignore_errors=True)
+    if path.exists():  # these walk without recursion, and follow no link
+        for command in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
+            subprocess.run([*command, "--", str(path)], stderr=subprocess.DEVNULL, check=False)
 
 
 # ---- one call ----
@@ -287,9 +303,8 @@ class Talk:
 
     def begin(self, call: Call, ties: Ties) -> None:
         """Ties the sandbox to a call: its limits hold from now on, and its output goes to the call."""
-        for name in tuple(self.pipes) if self.channel else ():  # what it printed when no call ran is nobody's
-            while name in self.pipes and self.read_output(name):
-                pass
+        if self.channel:  # what it printed when no call ran is nobody's
+            self.empty_pipes()
         self.call, self.ties = call, ties
         self.limit, self.max_payload = call.memory, call.max_payload
         self.decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in self.pipes}
@@ -324,11 +339,33 @@ class Talk:
         return self.call is None and not self.buffer and not events & {"exit", "channel"}
 
     def send(self, header: Header, body: bytes = b"") -> None:
+        """Sends a frame. Raises what ends the call meanwhile, as `next_frame` does."""
         assert self.channel is not None, "the executor connects before anything is said"
-        try:
-            send_frame(self.channel, header, body)
-        except OSError:
-            raise self.ended() from None
+        deadline = time.monotonic() + SEND_S
+        for part in (encode_header(header, len(body)), body):
+            view = memoryview(part)
+            while view:
+                try:
+                    view = view[self.channel.send(view, socket.MSG_DONTWAIT) :]
+                except BlockingIOError:
+                    self.wait_writable(deadline)
+                except OSError:
+                    raise self.ended() from None
+
+    def wait_writable(self, deadline: float) -> None:
+        """Waits until the sandbox has read something, and looks after it meanwhile."""
+        assert self.channel is not None
+        poll = select.poll()
+        poll.register(self.channel, select.POLLOUT)
+        poll.register(self.sandbox.exit_descriptor, select.POLLIN)
+        events = poll.poll(WATCH_S * 1000)
+        if self.ties and self.ties.stop.problem:
+            raise self.ties.stop.problem
+        if any(descriptor == self.sandbox.exit_descriptor for descriptor, _ in events):
+            raise self.ended()
+        self.watch_memory()
+        if time.monotonic() > deadline:
+            raise SandboxFailed(f"it did not read what it was sent within {SEND_S:g} s")
 
     def next_frame(self, within: float, late: ReadieError) -> tuple[Header, bytes]:
         """The sandbox's next frame. Raises `late` after `within` seconds, or whatever else ends the call."""
@@ -366,7 +403,6 @@ class Talk:
         """Takes the executor's connection; there is no second one."""
         listener = self.sandbox.folder.listener
         self.channel, _ = listener.accept()
-        self.channel.settimeout(60)
         self.selector.unregister(listener)
         self.selector.register(self.channel, selectors.EVENT_READ, "channel")
 
@@ -392,7 +428,7 @@ class Talk:
             return None
         try:
             header = msgspec.json.decode(self.buffer[LENGTHS.size : LENGTHS.size + header_length], type=dict[str, Any])
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise SandboxFailed("it sent something that is not of the executor's protocol") from error
         body = bytes(self.buffer[LENGTHS.size + header_length : end])
         del self.buffer[:end]
@@ -412,11 +448,16 @@ class Talk:
                 self.ties.on_output(name, text)
         return bool(data)
 
+    def empty_pipes(self) -> None:
+        """Reads what the pipes hold, though somebody may go on filling them."""
+        for name in tuple(self.pipes):
+            for _ in range(DRAIN):
+                if name not in self.pipes or not self.read_output(name):
+                    break
+
     def drain_output(self) -> None:
         """Passes on everything that is printed by now."""
-        for name in tuple(self.pipes):
-            while name in self.pipes and self.read_output(name):
-                pass
+        self.empty_pipes()
         for name in self.pipes:
             text = self.decoders[name].decode(b"", final=True)
             if text and self.ties:
@@ -545,6 +586,8 @@ def install(talk: Talk, fetch: Callable[[Folder], list[str]], within: float) -> 
     """Fetches wheels and has the executor install them; seconds. Raises `InstallFailed` with the installer's output."""
     started = time.monotonic()
     requirements = fetch(talk.sandbox.folder)
+    if not requirements:  # all of it is there, with what it needs
+        return time.monotonic() - started
     talk.send({"type": "install", "requirements": requirements})
     answer, _ = talk.next_frame(within, InstallFailed(f"installing took longer than {within:g} s"))
     if not answer["ok"]:

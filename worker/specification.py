@@ -8,6 +8,7 @@ overlay, network, user. Left out is what may differ: where mounts come from on t
 
 import json
 import os
+import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from worker.bundle import BOOT, ENVIRONMENT
 UID = 65534  # nobody: owns nothing in the root filesystem
 HOST_NAME = "sandbox"  # of every one: a restored process keeps the name that it was saved with
 CALL, BUNDLE, HOME, TMP = "/call", "/readie", "/tmp/work", "/tmp/tmp"  # inside  # noqa: S108
+DRIVER = "/run"  # where the libraries of a GPU's driver are; empty in every root filesystem
 PYTHON = "/usr/bin/python3"
 CACHE = "/var/cache"
 INSIDE = {"folder": CALL, "home": HOME, "tmp": TMP, "resources": f"/{RESOURCES}"}  # what every executor is told
@@ -42,11 +44,14 @@ class Gpu:
     """What of the host a sandbox needs to use its GPUs: device files, and the driver's libraries."""
 
     devices: tuple[Path, ...] = ()
-    libraries: tuple[Path, ...] = ()
+    libraries: Path | None = None  # a folder with copies of them
 
 
-def find_gpu(flavor: Flavor) -> Gpu:
-    """The host's NVIDIA devices and driver libraries, for flavor gpu; nothing for cpu. Raises `NeedsGpu`."""
+def find_gpu(flavor: Flavor, folder: Path) -> Gpu:
+    """The host's NVIDIA devices and driver libraries, for flavor gpu; nothing for cpu. Raises `NeedsGpu`.
+
+    The libraries are copied to `folder`: they are mounted as one, on a place that every root filesystem has.
+    """
     if flavor is not Flavor.GPU:
         return Gpu()
     check_gpu(flavor)
@@ -57,10 +62,13 @@ def find_gpu(flavor: Flavor) -> Gpu:
     # The loader's cache knows where the driver's installer has put its libraries.
     listed = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=False).stdout
     found = (line.rpartition(" => ")[2] for line in listed.splitlines() if line.strip().startswith(DRIVER_LIBRARIES))
-    libraries = tuple(sorted({Path(path) for path in found}))
+    libraries = {Path(path) for path in found}
     if not libraries:
         raise NeedsGpu("the NVIDIA driver's libraries (libcuda.so.1) are not installed")
-    return Gpu(tuple(devices), libraries)
+    folder.mkdir(exist_ok=True)
+    for library in libraries:
+        shutil.copyfile(library, folder / library.name)
+    return Gpu(tuple(devices), folder)
 
 
 #: Of the driver, for the capabilities `compute` and `utility`. The list is that of NVIDIA's container toolkit.
@@ -119,6 +127,7 @@ def make_configuration(
     environment = ENVIRONMENT | {"PATH": "/usr/bin:/bin", "HOME": HOME, "TMPDIR": TMP, "XDG_CACHE_HOME": CACHE}
     if gpu.devices:
         environment |= {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+        environment["LD_LIBRARY_PATH"] = DRIVER
     devices = [describe_device(path) for path in gpu.devices]
     if devices:
         resources["devices"] = [
@@ -145,7 +154,7 @@ def make_configuration(
             ),
             bind(bundle, BUNDLE),
             bind(folder, CALL, writable=True),
-            *(bind(path, str(path)) for path in gpu.libraries),
+            *([bind(gpu.libraries, DRIVER)] if gpu.libraries else []),
         ],
         "linux": {
             "namespaces": [
@@ -186,4 +195,6 @@ def sensitive(network: Network, gpu: Gpu) -> object:
         gpu=gpu,
     )
     configuration["linux"].pop("resources")
+    for mount in configuration["mounts"]:
+        mount.pop("source")
     return [make_flags(network, gpu), json.loads(json.dumps(configuration))]

@@ -2,13 +2,16 @@
 
 pip resolves with the root filesystem's own Python, so that what is installed there counts; then it downloads just what
 is missing. The executor installs the files without a network. Only wheels: a source distribution would run its own
-code here, on the host.
+code here, on the host. An index whose wheels themselves depend on addresses is trusted with that: pip follows them.
 """
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ from packaging.requirements import Requirement
 
 from readie.errors import InstallFailed
 
-FETCH_S = 300.0  # what resolving, and what downloading may take
+LOOK_S = 0.1  # how often a fetch looks whether it is still wanted
 
 
 @dataclass(frozen=True)
@@ -29,16 +32,19 @@ class Sources:
     wheels: Path | None = None
 
     def options(self) -> list[str]:
-        """What tells pip so; whatever the host's own configuration of pip says does not count."""
+        """What tells pip so."""
         index = ["--index-url", self.index] if self.index else ["--no-index"]
         links = ["--find-links", str(self.wheels)] if self.wheels else []
-        return ["--isolated", "--only-binary", ":all:", "--no-input", "--disable-pip-version-check", *index, *links]
+        return ["--only-binary", ":all:", "--no-input", "--disable-pip-version-check", *index, *links]
 
 
-def fetch_wheels(python: Path, requirements: Sequence[str], folder: Path, sources: Sources) -> list[str]:
+def fetch_wheels(
+    python: Path, requirements: Sequence[str], folder: Path, sources: Sources, give_up: Callable[[], object]
+) -> list[str]:
     """Downloads what `requirements` need and the root filesystem lacks to `folder`; what is to be installed, by name.
 
-    Raises `InstallFailed` with pip's output, or where the operator allows no such source.
+    `give_up` is asked again and again, and ends it by raising. Raises `InstallFailed` with pip's output, or where the
+    operator allows no such source.
     """
     if not sources.index and not sources.wheels:
         raise InstallFailed(f"{', '.join(requirements)}: this worker has no index and no wheel folder to install from")
@@ -51,29 +57,39 @@ def fetch_wheels(python: Path, requirements: Sequence[str], folder: Path, source
     with tempfile.TemporaryDirectory(prefix="readie-wheels-") as scratch:
         report = Path(scratch) / "report.json"
         # It honours what is installed; that alone is worth the second command.
-        run_pip(python, ["install", "--dry-run", "--report", str(report), *sources.options(), *requirements])
+        run_pip(python, ["install", "--dry-run", "--report", str(report), *sources.options(), *requirements], give_up)
         found = msgspec.json.decode(report.read_bytes(), type=dict[str, Any])["install"]
     if not found:
         return []
     exact = [f"{one['metadata']['name']}=={one['metadata']['version']}" for one in found]
     folder.mkdir()
-    run_pip(python, ["download", "--no-deps", "--dest", str(folder), *sources.options(), *exact])
+    run_pip(python, ["download", "--no-deps", "--dest", str(folder), *sources.options(), *exact], give_up)
     return exact
 
 
-def run_pip(python: Path, arguments: Sequence[str]) -> None:
-    """Runs the worker's pip for another Python. Raises `InstallFailed` with its output."""
-    command = [sys.executable, "-m", "pip", "--python", str(python), *arguments]
-    try:
-        done = subprocess.run(
-            command,
+def run_pip(python: Path, arguments: Sequence[str], give_up: Callable[[], object]) -> None:
+    """Runs the worker's pip for another Python. Raises `InstallFailed` with its output, or what `give_up` raises."""
+    # The operator's policy alone counts, not what the host has configured for pip; and pip needs none of our tokens.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "WORKER_"))}
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pip", "--python", str(python), *arguments],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=output,
             stderr=subprocess.STDOUT,
-            timeout=FETCH_S,
-            check=False,
+            env=environment | {"PIP_CONFIG_FILE": os.devnull},
+            start_new_session=True,
         )
-    except subprocess.TimeoutExpired:
-        raise InstallFailed(f"pip {arguments[0]} took longer than {FETCH_S:g} s") from None
-    if done.returncode:
-        raise InstallFailed(done.stdout.decode(errors="replace")[-16_000:].strip(), "pip's output above says why.")
+        try:
+            while process.poll() is None:
+                give_up()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(LOOK_S)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # with the pip of the other Python, which it has started
+                process.wait()
+        output.seek(0)
+        said = output.read().decode(errors="replace")
+    if process.returncode:
+        raise InstallFailed(said[-16_000:].strip(), "pip's output above says why.")
