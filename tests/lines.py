@@ -183,6 +183,11 @@ class Line:
         views = msgspec.json.decode(self.get("/v1/workers") or b"[]", type=list[WorkerView])
         return next((view for view in views if view.worker_id == name), None)
 
+    def session(self, name: str) -> str:
+        """The state of a session, as the router tells it."""
+        listed = msgspec.json.decode(self.get("/v1/sessions") or b"[]")
+        return next((one["state"] for one in listed if one["session_id"] == name), "")
+
     def offered(self, name: str = "one") -> list[str]:
         view = self.view(name)
         return sorted(checkpoint for held in view.generations for checkpoint in held.checkpoint_ids)

@@ -23,6 +23,7 @@ PACKAGES = {
         readie.after_restore(lambda: os._exit(9))
     """,
     "old": "value = 'old'",
+    "dawdler": "import time; time.sleep(2); value = 1",
 }
 CHECKPOINTS = {"checkpoint_0": [], "checkpoint_1": ["slow"], "checkpoint_2": ["refuser"], "checkpoint_3": ["old"]}
 MIB = 2**20
@@ -253,6 +254,52 @@ def test_a_session_goes_on_after_an_exception(ready: Line) -> None:
     assert result.outcome == "returned"
     assert result.phases.restore == 0.0
     assert result.started
+
+
+def test_a_session_goes_on_after_a_result_that_cannot_be_sent_back(ready: Line) -> None:
+    """The call fails; what the session holds is still there."""
+    remote(remember, session_id="clumsy")(1)
+
+    assert end(remote(lambda: (number for number in range(3)), session_id="clumsy").submit()).outcome == "failed"
+    assert remote(remember, session_id="clumsy")(2)[1:] == [1, 2]
+
+
+def import_slowly() -> int:
+    import dawdler  # type: ignore[import-not-found]
+
+    return int(dawdler.value)
+
+
+def test_a_call_that_was_given_up_before_it_ran_costs_no_session(ready: Line) -> None:
+    """It may still import when the next one comes: that waits for it."""
+    remote(remember, session_id="patient")(1)
+
+    given_up = remote(import_slowly, session_id="patient").submit()
+    given_up.cancel()
+    after = remote(remember, session_id="patient")(2)
+
+    assert end(given_up).outcome == "cancelled"
+    assert after[1:] == [1, 2]
+
+
+def test_a_session_that_takes_more_than_it_may_while_it_is_idle_is_ended(ready: Line) -> None:
+    """Its threads go on after its calls; its memory is looked after all the same."""
+
+    def grow() -> None:
+        import threading
+        import time
+
+        def eat() -> None:
+            time.sleep(0.5)
+            eaten = [bytearray(b"x") * 1_000_000 for _ in range(400)]
+            time.sleep(60)
+            del eaten
+
+        threading.Thread(target=eat, daemon=True).start()
+
+    remote(grow, session_id="greedy", memory="200Mi")()
+
+    wait_for(lambda: ready.session("greedy") == "expired")
 
 
 def test_a_session_ends_with_a_sandbox_that_died(ready: Line) -> None:

@@ -180,7 +180,7 @@ class Agent:
         )
         threading.Thread(target=self.poll_forever, name="poll", daemon=True).start()
         while not self.stopping.wait(REAP_S):
-            self.end_sessions(lambda session: not session.talk.idle or self.idle_too_long(session))
+            self.end_sessions(self.is_to_end)
         with self.lock:
             running = len(self.runs)
         log.info("stopping", running=running)
@@ -305,8 +305,7 @@ class Agent:
         """Whether sandboxes may use so many bytes more than the limits of all, `but` one, allow together."""
         with self.lock:
             total = self.memory_total
-            used = sum(run.limit for run in self.runs.values() if run is not but)
-            used += sum(session.limit for session in self.sessions.values() if session.run is None)
+            used = sum(one.memory for one in self.living() if but is None or one.sandbox_id != but.sandbox_id)
         return total is None or used + more <= total
 
     def status(self) -> WorkerStatus:
@@ -325,26 +324,7 @@ class Agent:
                 gpu_total=self.settings.worker_gpu_total,
                 max_sandboxes=self.settings.worker_max_sandboxes,
                 base_memory=self.base_memory,
-                sandboxes=[
-                    SandboxStatus(
-                        sandbox_id=run.sandbox_id,
-                        placement_id=run.placement_id,
-                        session_id=run.assignment.session_id,
-                        memory=run.limit,
-                        gpu_memory=run.assignment.gpu_memory,
-                    )
-                    for run in self.runs.values()
-                ]
-                + [
-                    SandboxStatus(
-                        sandbox_id=session.sandbox_id,
-                        session_id=session.session_id,
-                        memory=session.limit,
-                        gpu_memory=session.gpu_memory,
-                    )
-                    for session in self.sessions.values()
-                    if session.run is None
-                ],
+                sandboxes=self.living(),
                 generations=[
                     HeldGeneration(
                         generation=generation,
@@ -356,6 +336,29 @@ class Agent:
                 ],
                 incarnation=self.incarnation,
             )
+
+    def living(self) -> list[SandboxStatus]:
+        """Every sandbox that this worker has, or starts for a call, once: a session is its call's while that runs."""
+        found: dict[str, SandboxStatus] = {}
+        with self.lock:
+            for session in self.sessions.values():
+                found[session.session_id] = SandboxStatus(
+                    sandbox_id=session.sandbox_id,
+                    session_id=session.session_id,
+                    memory=session.limit,
+                    gpu_memory=session.gpu_memory,
+                )
+            for run in self.runs.values():
+                if run.assignment.continues and run.session is None:
+                    continue  # it waits for the session's sandbox, which is counted already
+                found[run.assignment.session_id or run.sandbox_id] = SandboxStatus(
+                    sandbox_id=run.sandbox_id,
+                    placement_id=run.placement_id,
+                    session_id=run.assignment.session_id,
+                    memory=run.limit,
+                    gpu_memory=run.assignment.gpu_memory,
+                )
+        return list(found.values())
 
     def report(self) -> None:
         with self.reporting:
@@ -513,10 +516,6 @@ class Agent:
             if session:
                 return self.go_on(run, session, sender, accepted)
             refusal = SessionExpired(f"the sandbox of session {assignment.session_id} has ended")
-        elif (
-            refusal is None and assignment.session_id
-        ):  # one that this worker still has is not the one that the router begins
-            self.end_sessions(lambda session: session.session_id == assignment.session_id)
         if refusal is None:
             held, fallback = self.choose(assignment)
             if held:
@@ -585,7 +584,7 @@ class Agent:
         kept = False
         try:
             result = run_in(talk, call, ties, arrived=run.arrived, restore=waited)
-            if assignment.session_id and result.outcome in {"returned", "raised"}:
+            if assignment.session_id and lives_on(result):
                 kept = self.keep(run, talk, call, started)
         finally:
             if not kept:
@@ -631,7 +630,10 @@ class Agent:
     # -- sessions --
 
     def keep(self, run: Run, talk: Talk, call: Call, started: Started) -> bool:
-        """Keeps the sandbox of a session's first call; False if this worker leaves, or has one already."""
+        """Keeps the sandbox of a session's first call; False if this worker leaves.
+
+        One that it still has of that id is none that the router knows: it ends, now or with its call.
+        """
         assignment = run.assignment
         assert assignment.session_id is not None, "only a session's sandbox is kept"
         session = Session(
@@ -646,17 +648,32 @@ class Agent:
             run=run,
         )
         with self.lock:
-            if self.stopping.is_set() or assignment.session_id in self.sessions:
+            if self.stopping.is_set():
                 return False
+            older = self.sessions.get(assignment.session_id)
             self.sessions[assignment.session_id] = session
             run.session = session
+            if older:
+                older.over = True
+        if older and older.run is None:
+            older.talk.close()
         return True
 
     def enter_session(self, run: Run) -> Session | None:
-        """Takes the session's sandbox for a call; None if it has ended, or has a call."""
-        with self.lock:
-            session = self.sessions.get(run.assignment.session_id or "")
-            if session is None or session.run is not None or not session.talk.idle:
+        """Takes the session's sandbox for a call; None if it has ended.
+
+        A call that the router has given up may still be there, importing: it is dropped soon, and waited for.
+        """
+        deadline = time.monotonic() + self.settings.start_timeout
+        with self.idle:
+            while True:
+                session = self.sessions.get(run.assignment.session_id or "")
+                if session is None or session.over or time.monotonic() > deadline or run.stop.problem:
+                    return None
+                if session.run is None:
+                    break
+                self.idle.wait(0.1)
+            if not session.talk.idle:
                 return None
             session.run = run
             run.session, run.sandbox_id, run.limit = session, session.sandbox_id, session.limit
@@ -669,7 +686,7 @@ class Agent:
         well = False
         try:
             result = run_in(session.talk, call, ties, arrived=run.arrived, restore=0.0)
-            well = result.outcome in {"returned", "raised"}
+            well = lives_on(result)
         except Dropped:
             well = True
             raise
@@ -683,17 +700,24 @@ class Agent:
         with self.lock:
             session = run.session
             if session and (session.over or self.stopping.is_set()):
-                over = self.sessions.pop(session.session_id, None)
+                over = session
+                over.over = True
         if over:
             over.talk.close()
-        with self.lock:
-            # A sandbox is told of once, as the call's or as the session's: the router counts no memory twice.
+        with self.idle:
+            if over and self.sessions.get(over.session_id) is over:
+                del self.sessions[over.session_id]
             if session and not over:
                 session.run, session.limit, session.idle_since = None, run.limit, time.monotonic()
             del self.runs[run.placement_id]
+            self.idle.notify_all()
 
-    def idle_too_long(self, session: Session) -> bool:
-        return time.monotonic() > session.idle_since + self.settings.sandbox_idle_ttl
+    def is_to_end(self, session: Session) -> bool:
+        """Whether an idle session's sandbox died, was idle for too long, or uses more than its calls were allowed."""
+        if not session.talk.idle or session.talk.sandbox.starved():
+            return True
+        too_long = time.monotonic() > session.idle_since + self.settings.sandbox_idle_ttl
+        return too_long or session.talk.sandbox.memory() > session.limit
 
     def end_sessions(self, which: Callable[[Session], bool], *, with_calls: bool = False) -> bool:
         """Ends the idle sessions that `which` names; whether there were any. `with_calls`: busy ones end with their call."""
@@ -702,11 +726,17 @@ class Agent:
             for session in list(self.sessions.values()):
                 if session.run is not None:
                     session.over |= with_calls and which(session)
-                elif which(session):
-                    del self.sessions[session.session_id]
+                elif not session.over and which(session):
+                    session.over = True
                     ended.append(session)
-        for session in ended:
-            session.talk.close()
+        for session in ended:  # told of until they are gone: their memory is in use
+            try:
+                session.talk.close()
+            except Exception:
+                log.exception("a session's sandbox could not be ended", session_id=session.session_id)
+            with self.lock:
+                if self.sessions.get(session.session_id) is session:
+                    del self.sessions[session.session_id]
         if ended:
             self.changed.set()
         return bool(ended)
@@ -734,6 +764,12 @@ class Agent:
                 self.send_result(
                     placement_id, msgspec.structs.replace(result, outcome="failed", payload=b"", problem=problem)
                 )
+
+
+def lives_on(result: Result) -> bool:
+    """Whether a sandbox can serve another call after this result: its executor has answered, and waits."""
+    refused = {error("").type for error in (BadResult, ResultTooLarge, PythonMismatch)}
+    return result.outcome in {"returned", "raised"} or (result.problem is not None and result.problem.type in refused)
 
 
 # ---- the process ----

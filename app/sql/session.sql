@@ -104,6 +104,7 @@ UPDATE sessions SET
         )
     END,
     settles_at = CASE
+        WHEN ended.call_id <> sessions.call_id AND NOT ended.ran THEN sessions.settles_at  -- it never came to the sandbox
         WHEN ended.settle_ms IS NULL THEN NULL
         -- what has been reported once is in every report until it is gone
         WHEN ended.call_id = sessions.call_id AND NOT EXISTS (
