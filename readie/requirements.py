@@ -5,7 +5,7 @@ from typing import Literal
 
 from packaging.markers import Marker, UndefinedEnvironmentName, default_environment
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
+from packaging.utils import InvalidName, canonicalize_name
 from packaging.version import Version
 
 from readie.errors import BadRequirement
@@ -36,8 +36,11 @@ def parse_requirement(text: str) -> Requirement:
             raise BadRequirement(f"{text!r}: {error.args[0]} stands in markers of lock files only") from error
         except ValueError:  # a comparison without meaning here may have one on the worker
             pass
-    requirement.name = canonicalize_name(requirement.name)
-    requirement.extras = {canonicalize_name(extra) for extra in requirement.extras}
+    try:  # the parser takes names that end in a hyphen, a dot or an underscore; the specification does not
+        requirement.name = canonicalize_name(requirement.name, validate=True)
+        requirement.extras = {canonicalize_name(extra, validate=True) for extra in requirement.extras}
+    except InvalidName as error:
+        raise BadRequirement(f"{text!r}: {error}") from error
     return requirement
 
 

@@ -371,6 +371,7 @@ def test_no_zombie_and_no_descriptor_is_left(runtime: ForkRuntime) -> None:
     spec = load(runtime, "heavy")
     call(runtime, where, spec=spec)
     before = len(list(Path("/proc/self/fd").iterdir()))
+    zombies = zombies_of(os.getpid())  # of other tests' sandboxes of gVisor, whose subreaper this process may be
 
     for each in (spec, None):
         call(runtime, where, spec=each)
@@ -379,7 +380,7 @@ def test_no_zombie_and_no_descriptor_is_left(runtime: ForkRuntime) -> None:
 
     zygote = runtime.zygotes[spec.key]
     assert before == len(list(Path("/proc/self/fd").iterdir()))
-    assert zombies_of(os.getpid()) == []
+    assert set(zombies_of(os.getpid())) <= set(zombies)
     assert zombies_of(zygote.process.pid) == []
     wait_for(lambda: not zygote.statuses)
 

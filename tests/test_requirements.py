@@ -86,6 +86,9 @@ KEPT = {
 
 #: Whatever is not exactly one requirement is refused by name, never cut down to "numpy".
 REFUSED = [
+    "numpy_",
+    "numpy[extra-]",
+    "1.",
     "git+https://example.org/x.git",
     "./pkg",
     "-r req.txt",

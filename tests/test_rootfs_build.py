@@ -212,7 +212,7 @@ class TestTree:
         modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in rootfs.rglob("*") if not path.is_symlink()}
         open_ = {str(path.relative_to(rootfs)): mode for path, mode in modes.items() if mode & 0o222}
 
-        assert open_ == {"tmp": 0o1777, "var/tmp": 0o1777, "var/cache": 0o755}
+        assert open_ == {"tmp": 0o1777, "var/tmp": 0o1777, "var/cache": 0o1777}
         assert stat.S_IMODE(rootfs.stat().st_mode) == 0o555
 
     def test_there_is_a_place_for_each_mount(self, rootfs: Path) -> None:
