@@ -8,6 +8,7 @@ import site
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from readie.manifest import CheckpointSpec
 from readie.wire import Result, Stream
 from worker.runtime import Call, Runtime, Stop, Ties, run_call
 
+PICKLING = threading.Lock()
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -112,14 +114,15 @@ def dump_call(function: Callable[..., Any], *args: Any) -> bytes:
     """A payload: functions of test modules go by value, because no root filesystem has them."""
     module = sys.modules[function.__module__]
     by_value = module.__name__.startswith("test")
-    if by_value:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        payload: bytes = cloudpickle.dumps((function, args, {}))
-        return payload
-    finally:
+    with PICKLING:  # which modules go by value is of the process
         if by_value:
-            cloudpickle.unregister_pickle_by_value(module)
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            payload: bytes = cloudpickle.dumps((function, args, {}))
+            return payload
+        finally:
+            if by_value:
+                cloudpickle.unregister_pickle_by_value(module)
 
 
 def run(
