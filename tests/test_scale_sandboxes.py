@@ -32,8 +32,12 @@ def test_500_calls_leave_nothing(tmp_path: Path, at_once: int) -> None:
     assert run(runtime, square, 7, spec=SPEC).value == 49
     before, threads = count_idle(runtime), threading.active_count()
 
-    with ThreadPoolExecutor(at_once) as pool:
-        found = list(pool.map(lambda number: run(runtime, square, number, spec=SPEC).value, range(CALLS)))
+    try:
+        with ThreadPoolExecutor(at_once) as pool:
+            found = list(pool.map(lambda number: run(runtime, square, number, spec=SPEC).value, range(CALLS)))
+    except BaseException:
+        runtime.close()
+        raise
 
     assert found == [number * number for number in range(CALLS)]
     wait_for(lambda: count_all(runtime) == before, 60)
