@@ -426,7 +426,7 @@ def attempt(step: str) -> str:
         pytest.param("import socket; socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 3)", id="raw packets"),
         pytest.param("open('SECRET').read()", id="a file of the host"),
         pytest.param("open('/etc/shadow').read()", id="passwords"),
-        pytest.param("open('/proc/1/root/SECRET').read()", id="the host's root by proc"),
+        pytest.param("open('/proc/1/root' + 'SECRET').read()", id="the host's root by proc"),
         pytest.param("import os; os.listdir('SANDBOXES')", id="other sandboxes' folders"),
         pytest.param("open('/call/../' + 'x', 'w')", id="beside its folder"),
         pytest.param("open('/call/left', 'w').write('x')", id="a file in its folder"),
