@@ -192,17 +192,20 @@ def draw() -> Any:
         uuid.uuid1(),
         next(tempfile._get_candidate_names()),  # type: ignore[attr-defined]
         frozen.RENEWED,
+        socket.gethostname(),
     )
     same = (frozen.SEEDED.random(), frozen.TOKEN, len(frozen.RENEWED), Path(frozen.TMP).is_dir())
     return differ, same, time.time()
 
 
 def test_clones_share_nothing_that_must_differ(runtime: RunscRuntime) -> None:
-    """Random numbers, also OpenSSL's and those of a library's own generator, UUIDs, file names; not what was seeded."""
+    """Random numbers, also OpenSSL's and those of a library's own generator, UUIDs, names of files and of the host; not
+    what was seeded.
+    """
     before = time.time()
     first, second = call(runtime, draw, name="frozen").value, call(runtime, draw, name="frozen").value
 
-    assert [mine == yours for mine, yours in zip(first[0], second[0], strict=True)] == [False] * 7
+    assert [mine == yours for mine, yours in zip(first[0], second[0], strict=True)] == [False] * 8
     assert first[1] == second[1]
     assert first[1][2:] == (1, True)
     assert before < first[2] < second[2] < time.time()
@@ -444,7 +447,7 @@ def attempt(step: str) -> str:
         pytest.param(
             "import ctypes; assert not ctypes.CDLL(None).mount(b'x', b'/tmp', b'tmpfs', 0, None)", id="mounts"
         ),
-        pytest.param("import ctypes; assert not ctypes.CDLL(None).sethostname(b'x', 1)", id="the host's name"),
+        pytest.param("import ctypes; assert not ctypes.CDLL(None).sethostname(b'x', 1)", id="its host name"),
     ],
 )
 def test_a_call_cannot_reach(runtime: RunscRuntime, tmp_path: Path, step: str) -> None:
@@ -485,18 +488,25 @@ def test_what_a_call_writes_ends_with_it(runtime: RunscRuntime, rootfs: Path) ->
     assert list((rootfs / "var" / "cache").iterdir()) == []
 
 
-def test_nothing_of_the_worker_is_visible(runtime: RunscRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither its environment, nor its name, nor its processes."""
+@pytest.mark.parametrize("name", [None, "frozen"], ids=["cold", "restored"])
+def test_nothing_of_the_worker_is_visible(
+    runtime: RunscRuntime, monkeypatch: pytest.MonkeyPatch, name: str | None
+) -> None:
+    """Neither its environment, nor its name, nor its processes; and the user has no capability."""
     monkeypatch.setenv("WORKER_TOKEN", "secret-token")
 
     def look() -> Any:
         processes = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
-        return dict(os.environ), socket.gethostname(), os.getuid(), processes
+        status = Path("/proc/self/status").read_text().splitlines()
+        rights = [line.split()[1] for line in status if line.startswith(("CapPrm", "CapEff", "CapInh"))]
+        user = os.getuid(), os.getgid(), Path().stat().st_uid, rights
+        return dict(os.environ), socket.gethostname(), user, processes
 
-    environment, host, user, processes = call(runtime, look).value
+    environment, host, user, processes = call(runtime, look, name=name).value
 
     assert "secret-token" not in str(environment)
-    assert (host, user) == ("sandbox", 65534)
+    assert host.startswith(runtime.prefix)
+    assert user == (65534, 65534, 65534, ["0" * 16] * 3)
     assert len(processes) == 1
     assert b"readie_executor" in processes[0]
 
@@ -596,7 +606,7 @@ def configure(**fields: Any) -> dict[str, Any]:
         "bundle": Path("/bundle"),
         "folder": Path("/folder"),
         "arguments": ["python"],
-        "cgroup": "/x",
+        "name": "x",
         "memory": 1,
         "limits": Limits(),
         "network": "none",

@@ -26,7 +26,7 @@ the header as JSON, the body.
 
 The host sends `call` once it may: nothing of the user's is unpickled or run before. A process in mode `save` connects
 once before it is saved, for `ready` or `failed`, and hangs up: nothing of the host's may be open then. It knows by the
-file `<folder>/go` that it has been restored.
+file `<folder>/go` that it has been restored; in it is the host name that it takes.
 """
 
 import contextlib
@@ -91,10 +91,13 @@ MAX_TEXT = 64 * 1024  # characters of a traceback or a message
 LENGTHS = struct.Struct(">II")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 PDEATHSIG, CHILD_SUBREAPER = 1, 36  # prctl
+NEW_USER, NEW_UTS = 0x1000_0000, 0x0400_0000  # unshare
+CAPABILITY_VERSION = 0x2008_0522  # of capset's structures, since Linux 2.6.26
 
 # Bound here, before any user's module is imported: modules may replace what others look up.
 clock = time.perf_counter
 Socket = socket.socket
+set_host_name = socket.sethostname
 
 Header = dict[str, Any]
 
@@ -267,6 +270,24 @@ class _C:
     def prctl(cls, option: int, value: int) -> None:
         if cls.library is not None:
             cls.library.prctl(option, value, 0, 0, 0)
+
+    @classmethod
+    def own_host_name(cls) -> None:
+        """Gives this process a host name of its own, which it may change until `drop_capabilities`.
+
+        Without rights outside: a user namespace has them all over what was made in it, and here that is the name.
+        """
+        if cls.library is None or cls.library.unshare(NEW_USER | NEW_UTS):
+            return
+        for kind, number in (("uid", os.getuid()), ("gid", os.getgid())):
+            with contextlib.suppress(OSError), open(f"/proc/self/{kind}_map", "w") as file:  # noqa: PTH123
+                file.write(f"{number} {number} 1")
+
+    @classmethod
+    def drop_capabilities(cls) -> None:
+        """Of this thread and what it starts. Threads of C libraries keep theirs: over the host name, and nothing else."""
+        if cls.library is not None:
+            cls.library.capset(struct.pack("=Ii", CAPABILITY_VERSION, 0), bytes(24))
 
     @classmethod
     def flush(cls) -> None:
@@ -597,6 +618,9 @@ def run_saved(place: Place, canonical: Sequence[str], ballast_mb: float, patienc
         if time.monotonic() > deadline:
             os._exit(1)
         time.sleep(RESTORED_S)
+    with contextlib.suppress(OSError), open(f"{place.folder}/go") as file:  # noqa: PTH123
+        set_host_name(file.read())
+    _C.drop_capabilities()
     gc.enable()
     serve_calls(place, None, restored=True)
 
@@ -766,6 +790,10 @@ def main() -> None:
         if name in options:
             os.makedirs(options[name], mode=0o700, exist_ok=True)  # noqa: PTH103
     start(BUNDLE)
+    if options.get("own_host_name"):
+        _C.own_host_name()
+        if mode != "save":
+            _C.drop_capabilities()
     if mode == "describe":
         print(json.dumps(describe()))
     elif mode == "cold":

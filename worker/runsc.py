@@ -219,7 +219,10 @@ class RunscRuntime:
 
     def restore(self, sandbox: "RunscSandbox", image: Path) -> None:
         """Restores into a created sandbox; returns once its executor connects, or soon after. Raises `StartFailed`."""
-        (sandbox.folder.path / "go").touch()  # this process's: the sandbox looks whether it is there, and cannot write
+        go = sandbox.folder.path / "go"  # this process's: the sandbox reads it, and cannot write
+        go.with_suffix(".new").write_text(sandbox.name)
+        go.with_suffix(".new").chmod(0o644)
+        go.with_suffix(".new").rename(go)
         command = ["restore", "--detach", "--bundle", str(sandbox.bundle), "--image-path", str(image), sandbox.name]
         log = (sandbox.bundle / "log").open("ab")
         with log:
@@ -284,11 +287,11 @@ class RunscRuntime:
         bundle = self.bundles / name
         bundle.mkdir(mode=0o700)
         configuration = make_configuration(
+            name=name,
             rootfs=self.rootfs,
             bundle=self.bundle,
             folder=folder,
             arguments=make_arguments(mode, options),
-            cgroup=f"/{name}",
             memory=memory,
             limits=self.options.limits,
             network=self.options.network,

@@ -20,12 +20,17 @@ from readie.resources import FILE as RESOURCES
 from worker.bundle import BOOT, ENVIRONMENT
 
 UID = 65534  # nobody: owns nothing in the root filesystem
-HOST_NAME = "sandbox"  # of every one: a restored process keeps the name that it was saved with
 CALL, BUNDLE, HOME, TMP = "/call", "/readie", "/tmp/work", "/tmp/tmp"  # inside  # noqa: S108
 DRIVER = "/run"  # where the libraries of a GPU's driver are; empty in every root filesystem
 PYTHON = "/usr/bin/python3"
 CACHE = "/var/cache"
-INSIDE = {"folder": CALL, "home": HOME, "tmp": TMP, "resources": f"/{RESOURCES}"}  # what every executor is told
+INSIDE = {  # what every executor is told
+    "folder": CALL,
+    "home": HOME,
+    "tmp": TMP,
+    "resources": f"/{RESOURCES}",
+    "own_host_name": True,  # a restored process keeps the name that it was saved with, unless it can change it
+}
 CPU_PERIOD_US = 100_000
 
 Network = Literal["none", "host"]
@@ -104,11 +109,11 @@ def make_flags(network: Network, gpu: Gpu) -> list[str]:
 
 def make_configuration(
     *,
+    name: str,
     rootfs: Path,
     bundle: Path,
     folder: Path,
     arguments: list[str],
-    cgroup: str,
     memory: int,
     limits: Limits,
     network: Network,
@@ -116,7 +121,8 @@ def make_configuration(
 ) -> dict[str, Any]:
     """The OCI configuration of one sandbox, as JSON says it.
 
-    `bundle` is the executor's folder, `folder` the sandbox's own (worker/runtime.py); `memory` is in bytes.
+    `name` is the sandbox's: of its host and of its control group. `bundle` is the executor's folder, `folder` the
+    sandbox's own (worker/runtime.py); `memory` is in bytes.
     """
     resources: dict[str, Any] = {"memory": {"limit": memory}}
     if limits.processes:
@@ -145,7 +151,7 @@ def make_configuration(
             "capabilities": {},
         },
         "root": {"path": str(rootfs), "readonly": False},  # the overlay takes what is written
-        "hostname": HOST_NAME,
+        "hostname": name,
         "mounts": [
             {"destination": "/proc", "type": "proc", "source": "proc"},
             *(
@@ -163,7 +169,7 @@ def make_configuration(
                 if (kind, network) != ("network", "host")
             ],
             "resources": resources,
-            "cgroupsPath": cgroup,
+            "cgroupsPath": f"/{name}",
             "devices": devices,
         },
     }
@@ -184,11 +190,11 @@ def sensitive(network: Network, gpu: Gpu) -> object:
     """What of all this a restore is sensitive to, as JSON can say it."""
     anywhere = Path("/")
     configuration = make_configuration(
+        name="",
         rootfs=anywhere,
         bundle=anywhere,
         folder=anywhere,
         arguments=make_arguments("", {}),
-        cgroup="",
         memory=0,
         limits=Limits(0.0, 0),
         network=network,
