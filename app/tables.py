@@ -25,6 +25,7 @@ from sqlalchemy import (
     UniqueConstraint,
     false,
     func,
+    text,
 )
 from sqlalchemy.dialects.postgresql import BIT
 from sqlalchemy.ext.compiler import compiles
@@ -209,6 +210,7 @@ workers = Table(
     Column("base_bytes", BigInteger, nullable=False),  # a sandbox before any checkpoint
     Column("incarnation", Text, nullable=False),
     _time("heard_at", nullable=False),
+    Column("report", BigInteger, nullable=False, server_default=text("0")),  # the number of what it reported last
     _is_flavor(),
     CheckConstraint("state IN ('starting', 'ready', 'removed')", name="state"),
     CheckConstraint("memory_total_bytes > 0 AND gpu_total_bytes > 0", name="totals"),  # null passes
@@ -285,6 +287,7 @@ calls = Table(
     _time("read_at"),
     # it was given the sandbox of its session: nothing was chosen
     Column("continues", Boolean, nullable=False, server_default=false()),
+    Index("ix_calls_created_at", "created_at").ddl_if(dialect="postgresql"),
     CheckConstraint("state IN ('placed', 'accepted', 'finished', 'failed', 'cancelled')", name="state"),
     CheckConstraint("max_memory_bytes >= memory_bytes AND memory_bytes > 0", name="memory"),
     CheckConstraint("max_gpu_memory_bytes >= gpu_memory_bytes AND gpu_memory_bytes > 0", name="gpu_memory"),
@@ -355,6 +358,7 @@ leases = Table(
     # in the sandbox that the session has: it reserves no other
     Column("continues", Boolean, nullable=False, server_default=false()),
     Index("uq_leases_session_id", "session_id", unique=True),  # one call at a time in a session
+    Index("ix_leases_worker_id", "worker_id").ddl_if(dialect="postgresql"),
     _is_flavor("worker_flavor"),
     CheckConstraint("checkpoint_flavor = worker_flavor", name="checkpoint_flavor"),  # null passes: cold
     CheckConstraint("NOT gpu OR worker_flavor = 'gpu'", name="gpu_worker"),
@@ -384,6 +388,7 @@ sessions = Table(
     _time("used_at", nullable=False),  # a call began it, or the latest one ended
     _time("settles_at"),  # until then a report without its sandbox may be older than the sandbox; null: none is
     _time("expired_at"),  # its sandbox is gone; remembered for a day
+    Index("ix_sessions_worker_id", "worker_id").ddl_if(dialect="postgresql"),
 )
 
 # Calls that wait for their turn in a session: requests that were not answered yet, of whichever router.
@@ -394,4 +399,28 @@ session_waits = Table(
     Column("session_id", Text, nullable=False),
     Column("ticket", BigInteger, nullable=False),  # the lower one came earlier
     _time("seen_at", nullable=False),  # its router asked for its turn last; one that asks no more has gone
+)
+
+# ---- what is remembered of requests ----
+
+# The keys that clients gave their calls, so that one which is sent twice is placed once.
+call_keys = Table(
+    "call_keys",
+    metadata,
+    _key("call_key"),
+    Column("call_id", Text, nullable=False),
+    Column("request_sha256", Text, nullable=False),  # the same key with another request is refused
+    _time("created_at", nullable=False),
+)
+
+# Administrative requests, and how they were answered.
+audit = Table(
+    "audit",
+    metadata,
+    _key("request_id"),
+    _time("asked_at", nullable=False),
+    Column("address", Text, nullable=False),  # the client's, as the router sees it
+    Column("action", Text, nullable=False),  # the route's operation id
+    Column("target", Text, nullable=False),  # the path
+    Column("status", Integer, nullable=False),  # of the answer
 )

@@ -163,6 +163,24 @@ class TestOnData:
         assert self._ask(database, "SELECT placement_id, session_id FROM cancellations") == [("p", None)]
         assert self._ask(database, "SELECT * FROM sessions") == self._ask(database, "SELECT * FROM session_waits") == []
 
+    def test_0005_the_records(self, database: Database) -> None:
+        """Taken away and applied again, workers and calls stay; keys and the audit log are gone."""
+        worker = {"worker_id": "w", "flavor": "cpu", "state": "ready", "runtime": "fork", "python": "3.11.7"}
+        worker |= {"markers": "{}", "max_sandboxes": 0, "base_bytes": 1, "incarnation": "i", "heard_at": func.now()}
+        rows: dict[str, dict[str, Any]] = {
+            "workers": worker | {"report": 7},
+            "call_keys": {"call_key": "k", "call_id": "c", "request_sha256": "0", "created_at": func.now()},
+            "audit": {"request_id": "r", "asked_at": func.now(), "address": "a", "action": "x", "target": "/", "status": 200},
+        }
+        with database.transaction() as connection:
+            for table, row in rows.items():
+                connection.execute(insert(metadata.tables[table]).values(**row))
+        command.downgrade(config(database), "0004")
+        migrate(database)
+
+        assert self._ask(database, "SELECT worker_id, report FROM workers") == [("w", 0)]
+        assert self._ask(database, "SELECT * FROM call_keys") == self._ask(database, "SELECT * FROM audit") == []
+
     def _ask(self, database: Database, query: str) -> list[tuple[Any, ...]]:
         with database.reading() as connection:
             return [tuple(row) for row in connection.execute(text(query))]
