@@ -170,7 +170,14 @@ class TestOnData:
         rows: dict[str, dict[str, Any]] = {
             "workers": worker | {"report": 7},
             "call_keys": {"call_key": "k", "call_id": "c", "request_sha256": "0", "created_at": func.now()},
-            "audit": {"request_id": "r", "asked_at": func.now(), "address": "a", "action": "x", "target": "/", "status": 200},
+            "audit": {
+                "request_id": "r",
+                "asked_at": func.now(),
+                "address": "a",
+                "action": "x",
+                "target": "/",
+                "status": 200,
+            },
         }
         with database.transaction() as connection:
             for table, row in rows.items():
