@@ -165,8 +165,9 @@ class TestOnData:
 
     def test_0005_the_records(self, database: Database) -> None:
         """Taken away and applied again, workers and calls stay; keys and the audit log are gone."""
-        worker = {"worker_id": "w", "flavor": "cpu", "state": "ready", "runtime": "fork", "python": "3.11.7"}
-        worker |= {"markers": "{}", "max_sandboxes": 0, "base_bytes": 1, "incarnation": "i", "heard_at": func.now()}
+        worker: dict[str, Any] = {"worker_id": "w", "flavor": "cpu", "state": "ready", "runtime": "fork"}
+        worker |= {"python": "3.11.7", "markers": "{}", "max_sandboxes": 0, "base_bytes": 1, "incarnation": "i"}
+        worker |= {"heard_at": func.now()}
         rows: dict[str, dict[str, Any]] = {
             "workers": worker | {"report": 7},
             "call_keys": {"call_key": "k", "call_id": "c", "request_sha256": "0", "created_at": func.now()},
