@@ -209,14 +209,18 @@ def _sweeping(settings: RouterSettings, database: Database, wake_ups: WakeUps) -
 
     async def sweep_forever() -> None:
         pruned_at = -PRUNE_INTERVAL
+        listening_since = time.monotonic()
         while True:
             try:
-                wake_ups.ring(*await sync_to_thread(sweep, database, settings))
+                # Who could not be heard is not silent: after a start, and while the database is away, all get their time.
+                if time.monotonic() - listening_since >= settings.worker_ttl:
+                    wake_ups.ring(*await sync_to_thread(sweep, database, settings))
                 if time.monotonic() - pruned_at >= PRUNE_INTERVAL:
-                    await sync_to_thread(prune, database)
+                    await sync_to_thread(prune, database, settings)
                     pruned_at = time.monotonic()
             except DatabaseUnavailable as error:  # for a while: a later sweep does the work
                 log.warning("sweep put off", reason=error.detail)
+                listening_since = time.monotonic()
             except Exception:
                 log.exception("sweep failed")
             await asyncio.sleep(settings.sweep_interval)

@@ -28,6 +28,9 @@ MOST_PLACEMENTS = 3
 #: Payloads and results are kept this long after the result was read, and this long after the call's end at most.
 READ_SECONDS, UNREAD_SECONDS = 3600, 86_400
 
+#: The key of a call is remembered this long: a client that sends the call again later has given it up before.
+KEY_SECONDS = 86_400
+
 #: An agent that has not reported a placement's sandbox for this long after the order to end it does not know it.
 SETTLE_SECONDS = 10
 
@@ -40,7 +43,8 @@ log = structlog.get_logger(__name__)
 def report_status(connection: Connection, worker_id: str, status: WorkerStatus) -> list[str]:
     """Replaces all that is known of a worker by what it reports; gives the topics of who waits for that.
 
-    Raises `BadRequest` for a sandbox, a placement or a session listed twice, and for GPU memory of a cpu worker.
+    None: a later report of the same agent came before, and this one says nothing new. Sessions whose sandboxes are not
+    reported any more are for `expire_unreported` to expire. Raises `BadRequest` for a sandbox, a placement or a session listed twice, and for GPU memory of a cpu worker.
     """
     if status.flavor is Flavor.CPU and status.gpu_total is not None:
         raise BadRequest(f"gpu_total {status.gpu_total}: the flavor is cpu", "Leave it out, or report flavor gpu.")
@@ -50,7 +54,7 @@ def report_status(connection: Connection, worker_id: str, status: WorkerStatus) 
         raise BadRequest("sandboxes: a sandbox_id, a placement_id or a session_id is listed twice")
     worker = {"worker_id": worker_id}
     # A placement meanwhile sees the worker as it was or as it will be: it ranks by one statement, of one state.
-    connection.execute(
+    heard = connection.execute(
         statement("upsert_worker"),
         {
             **worker,
@@ -64,14 +68,17 @@ def report_status(connection: Connection, worker_id: str, status: WorkerStatus) 
             "max_sandboxes": status.max_sandboxes,
             "base_bytes": status.base_memory,
             "incarnation": status.incarnation,
+            "report": status.report,
         },
-    )
+    ).first()
+    if heard is None:
+        return []
     # Before the sandboxes, as in end_placements: in the same order no two transactions wait for one another.
     connection.execute(
         statement("delete_done_cancellations"),
         {**worker, "placement_ids": placements, "settle_ms": SETTLE_SECONDS * 1000},
     )
-    forgotten = _forget_worker(connection, worker_id, reported_sessions=sessions)
+    _forget_worker(connection, worker_id, reported_sessions=sessions)
     held = {generation.generation: generation for generation in status.generations}
     if held:
         connection.execute(
@@ -106,20 +113,28 @@ def report_status(connection: Connection, worker_id: str, status: WorkerStatus) 
         )
     if sessions:
         connection.execute(statement("settle_sessions"), {**worker, "session_ids": sessions})
-    expired = expire_sessions(connection, worker_id=worker_id) if sessions or forgotten else ()
-    return [worker_topic(worker_id), CAPACITY, *map(session_topic, expired)]
+    return [worker_topic(worker_id), CAPACITY]
 
 
-def _forget_worker(connection: Connection, worker_id: str, reported_sessions: list[str]) -> list[str]:
-    """Forgets what a worker holds, offers and runs, but for a session's sandbox that is too new for its report.
+def expire_unreported(database: Database, worker_id: str) -> list[str]:
+    """Expires the sessions of a worker whose sandboxes it reports no more; gives the topics of who waits for that.
 
-    Gives the sessions whose sandboxes were forgotten.
+    In a transaction of its own, after the report's: whoever has rows of workers must not wait for `PLACEMENTS`.
     """
+    with database.reading() as connection:
+        if not connection.execute(statement("has_unreported_sessions"), {"worker_id": worker_id}).scalar_one():
+            return []
+    with database.transaction() as connection:
+        database.lock(connection, PLACEMENTS)
+        return [session_topic(session_id) for session_id in expire_sessions(connection, worker_id=worker_id)]
+
+
+def _forget_worker(connection: Connection, worker_id: str, reported_sessions: list[str]) -> None:
+    """Forgets what a worker holds, offers and runs, but for a session's sandbox that is too new for its report."""
     worker = {"worker_id": worker_id}
     connection.execute(statement("delete_worker_generations"), worker)
     connection.execute(statement("delete_worker_checkpoints"), worker)
-    deleted = connection.execute(statement("delete_sandboxes"), {**worker, "session_ids": reported_sessions})
-    return [session_id for session_id in deleted.scalars() if session_id is not None]
+    connection.execute(statement("delete_sandboxes"), {**worker, "session_ids": reported_sessions})
 
 
 def sweep(database: Database, settings: RouterSettings) -> list[str]:
@@ -219,9 +234,9 @@ def evict_worker(connection: Connection, worker_id: str, settings: RouterSetting
     return True
 
 
-def prune(database: Database) -> None:
-    """Drops payloads, results and output that are past their time, orders that nobody came for, and what was remembered
-    of expired sessions.
+def prune(database: Database, settings: RouterSettings) -> None:
+    """Drops payloads, results, output and calls that are past their time, orders that nobody came for, and what was
+    remembered of calls' keys and of expired sessions.
 
     Does nothing while another router sweeps or prunes.
     """
@@ -232,6 +247,12 @@ def prune(database: Database) -> None:
         for name in ("delete_old_payloads", "delete_old_results", "delete_old_output"):
             connection.execute(statement(name), keep)
         connection.execute(statement("delete_old_cancellations"), {"unread_ms": keep["unread_ms"]})
+        ended = {"kept_s": settings.calls_kept_days * 86_400}
+        for name in ("delete_old_call_modules", "delete_old_call_packages", "delete_old_calls"):
+            connection.execute(statement(name), ended)
+        connection.execute(statement("delete_old_call_keys"), {"kept_s": KEY_SECONDS})
+    with database.transaction() as connection:
+        database.lock(connection, PLACEMENTS)
         expire_sessions(connection)
         connection.execute(statement("delete_old_sessions"), {"expired_ms": EXPIRED_SECONDS * 1000})
         connection.execute(statement("delete_old_session_waits"), {"stale_ms": STALE_SECONDS * 1000})

@@ -156,7 +156,7 @@ def place_calls(
     database.lock(connection, PLACEMENTS)
     call_ids = [uuid4().hex for _ in requests] if call_ids is None else call_ids
     named = dict.fromkeys(request.session_id for request in requests if request.session_id is not None)
-    sessions = read_sessions(connection, settings.worker_ttl, named)
+    sessions = read_sessions(connection, named)
     begun: set[str | None] = set()  # the sessions that calls of these have now
     reserved: list[Reserved] = []
     refused: dict[int, ReadieError] = {}
@@ -262,7 +262,7 @@ def place_again(connection: Connection, database: Database, settings: RouterSett
         cold=call["cold"],
     )
     if call["continues"]:
-        (session,) = read_sessions(connection, settings.worker_ttl, [call["session_id"]]).values()
+        (session,) = read_sessions(connection, [call["session_id"]], ttl_s=settings.worker_ttl).values()
         if session["state"] != "idle":
             raise expired(session)
         room = continue_session(connection, settings, demand, session)

@@ -25,15 +25,17 @@ REPORT_SECONDS = 10
 EXPIRED_SECONDS = 86_400
 
 
-def read_sessions(connection: Connection, ttl_s: float, session_ids: Iterable[str]) -> dict[str, RowMapping]:
+def read_sessions(
+    connection: Connection, session_ids: Iterable[str], *, ttl_s: float | None = None
+) -> dict[str, RowMapping]:
     """What calls have to know of their sessions: rows of `sessions_asked_for`, by id; the caller holds `PLACEMENTS`.
 
-    Those whose sandbox is gone, or whose worker was not heard from for `ttl_s`, are expired first.
+    Those whose sandbox is gone, or whose worker was not heard from for `ttl_s` (None: ever), are expired first.
     """
     asked = list(session_ids)
     if not asked:
         return {}
-    expire_sessions(connection, session_ids=asked, ttl_ms=round(ttl_s * 1000))
+    expire_sessions(connection, session_ids=asked, ttl_ms=None if ttl_s is None else round(ttl_s * 1000))
     parameters = {"session_ids": asked, "stale_ms": STALE_SECONDS * 1000}
     rows = connection.execute(statement("sessions_asked_for"), parameters).mappings()
     return {row["session_id"]: row for row in rows}
@@ -93,17 +95,21 @@ def leave_sessions(connection: Connection, ended: Iterable[tuple[Row[Any], Resul
         write_rows(connection, name, first)
 
 
+def _says_expired(result: Result) -> bool:
+    return result.problem is not None and result.problem.type == SessionExpired().type
+
+
 def _left(lease: Row[Any], result: Result | None) -> dict[str, Any]:
     """An ended lease as the statements about sessions take it."""
     if result is None:
         ran, kept = bool(lease.accepted), False
     else:
-        kept = result.outcome in {"returned", "raised"}
-        ran = kept or result.started is not None
+        kept = result.outcome in {"returned", "raised"} if result.lives is None else result.lives
+        ran = result.outcome in {"returned", "raised"} or result.started is not None
     return {
         **{name: getattr(lease, name) for name in ("session_id", "call_id", "placement_id", "worker_id")},
         **{name: getattr(lease, name) for name in ("memory_bytes", "gpu_memory_bytes")},
         "ran": ran,
         "settle_ms": REPORT_SECONDS * 1000 if kept else None,
-        "gone": bool(not kept and result and result.problem and result.problem.type == SessionExpired().type),
+        "gone": result is not None and (_says_expired(result) or (ran and result.lives is False)),
     }

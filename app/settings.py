@@ -25,6 +25,9 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     sweep_interval: Duration = 5.0  # between two looks for what has expired
     accept_timeout: Duration = 30.0  # a placement not accepted for this long is placed again
     call_timeout: Duration = 600.0  # of a function whose call gives none
+    calls_kept_days: Annotated[int, msgspec.Meta(ge=1, le=36_500, description="days from 1 to 36500")] = (
+        30  # a call is remembered this long after its end, for the views and for planning
+    )
     session_wait_timeout: Duration = 60.0  # a call waits this long at most for its turn in its session
     memory_headroom: Annotated[float, msgspec.Meta(gt=0, le=1, description="a number above 0, 1 at most")] = (
         0.9  # the part of a worker's memory that calls may reserve

@@ -410,6 +410,7 @@ call_keys = Table(
     _key("call_key"),
     Column("call_id", Text, nullable=False),
     Column("request_sha256", Text, nullable=False),  # the same key with another request is refused
+    Column("answer", LargeBinary, nullable=False),  # readie.wire.CallPlaced as MessagePack
     _time("created_at", nullable=False),
 )
 

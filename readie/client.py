@@ -22,8 +22,9 @@ import types
 from collections import ChainMap
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
+from uuid import uuid4
 
 import cloudpickle
 import httpx
@@ -40,6 +41,7 @@ from readie.errors import (
     BadSize,
     CallCancelled,
     CallError,
+    DatabaseUnavailable,
     NoCapacity,
     PythonMismatch,
     ReadieError,
@@ -344,6 +346,7 @@ class _Ask:
     path: str
     read_seconds: float  # until the answer must be there
     body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 #: A float is a pause in seconds. A request is answered, or a `httpx.RequestError` is thrown in.
@@ -351,26 +354,37 @@ _Steps = Generator[_Ask | float, httpx.Response, R]
 
 
 def _place(request: wire.CallRequest) -> _Steps[wire.CallPlaced]:
-    """Has the router place a call. Never sent twice: a lost answer does not say whether the call runs."""
+    """Has the router place a call. A lost answer does not say whether it was placed: it is sent again under its key."""
     body = msgspec.msgpack.encode(request)
     waits = request.queue_timeout + (0.0 if request.session_id is None else TURN_SECONDS)
-    answer = yield from _ask(_Ask("POST", "/v1/calls", waits + ANSWER_SECONDS, body))
-    return read_answer(answer, wire.CallPlaced)
+    ask = _Ask("POST", "/v1/calls", waits + ANSWER_SECONDS, body, {"Idempotency-Key": uuid4().hex})
+    return (yield from _persist(ask, wire.CallPlaced, to_begin=True))
 
 
 def _look(call_id: str, seconds: float, seen: int, *, given_up: Callable[[], bool]) -> _Steps[wire.CallStatus]:
     """Waits up to `seconds` for news of a call, also across a restart of the router."""
-    path = f"/v1/calls/{call_id}?wait={seconds:g}&seen={seen}"
-    deadline = time.monotonic() + RECONNECT_SECONDS
+    ask = _Ask("GET", f"/v1/calls/{call_id}?wait={seconds:g}&seen={seen}", seconds + ANSWER_SECONDS)
+    return (yield from _persist(ask, wire.CallStatus, given_up=given_up))
+
+
+def _persist(
+    ask: _Ask, kind: type[T], *, given_up: Callable[[], bool] = lambda: False, to_begin: bool = False
+) -> _Steps[T]:
+    """The answer to a request that may be sent again while the router or its database is away for a short time.
+
+    `to_begin`: where not even a connection is had at first, there is no router, and the caller hears it at once.
+    """
+    deadline = None
     while True:
         try:
-            answer = yield from _ask(_Ask("GET", path, seconds + ANSWER_SECONDS))
-        except RouterUnreachable:
-            if given_up() or time.monotonic() > deadline:
+            return read_answer((yield from _ask(ask)), kind)
+        except (RouterUnreachable, DatabaseUnavailable) as error:
+            none = to_begin and deadline is None and isinstance(error.__cause__, httpx.ConnectError)
+            other = isinstance(error, RouterUnreachable) and error.__cause__ is None  # something else answers there
+            if none or other or given_up() or (deadline is not None and time.monotonic() > deadline):
                 raise
-            yield 0.5
-        else:
-            return read_answer(answer, wire.CallStatus)
+            deadline = deadline or time.monotonic() + RECONNECT_SECONDS
+        yield 0.5
 
 
 def _end(call_id: str) -> _Steps[None]:
@@ -419,7 +433,9 @@ def _drive(steps: _Steps[T]) -> T:
                     step = next(steps)
                     continue
                 try:
-                    answer = http.request(step.method, step.path, content=step.body, timeout=_timeout(step))
+                    answer = http.request(
+                        step.method, step.path, content=step.body, headers=step.headers, timeout=_timeout(step)
+                    )
                 except httpx.RequestError as error:
                     step = steps.throw(error)
                 else:
@@ -438,7 +454,9 @@ async def _drive_aio(steps: _Steps[T]) -> T:
                     step = next(steps)
                     continue
                 try:
-                    answer = await http.request(step.method, step.path, content=step.body, timeout=_timeout(step))
+                    answer = await http.request(
+                        step.method, step.path, content=step.body, headers=step.headers, timeout=_timeout(step)
+                    )
                 except httpx.RequestError as error:
                     step = steps.throw(error)
                 else:

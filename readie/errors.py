@@ -191,6 +191,11 @@ class SessionConflict(UsageError):
     way_out = "Ask for no more than the session's first call did, or use another session_id."
 
 
+class KeyReused(UsageError):
+    slug, status, title = "key-reused", 422, "The key of the call came before, with another call"
+    way_out = "Give each call an Idempotency-Key of its own; repeat one only to send the same call again."
+
+
 class PlacementError(ReadieError):
     """No worker could take the call; nothing ran."""
 

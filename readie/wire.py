@@ -172,6 +172,7 @@ class Result(Record, frozen=True, kw_only=True):
     python: str = ""  # the worker's minor version: the client compares it before it unpickles
     started: Started | None = None
     phases: Phases = Phases()
+    lives: bool | None = None  # of a session's call: whether its sandbox lives on; None: not known
 
 
 class Output(Record, frozen=True, kw_only=True):
@@ -301,6 +302,7 @@ class WorkerStatus(Record, frozen=True, kw_only=True):
     sandboxes: Annotated[list[SandboxStatus], msgspec.Meta(max_length=100_000)] = []
     generations: Annotated[list[HeldGeneration], msgspec.Meta(max_length=1_000)] = []
     incarnation: Text = ""  # a random id of the agent process
+    report: Count = 0  # the agent's reports count from 1: one that arrives after a later one is ignored. 0: not counted
 
 
 class Assignment(Answer, frozen=True, kw_only=True):

@@ -548,7 +548,7 @@ def test_payloads_and_results_are_dropped(
     end(database, placement_id)
     read_at = "NULL" if read_ago is None else f"now() - INTERVAL '{read_ago}'"
     change(database, f"UPDATE calls SET read_at = {read_at}, finished_at = now() - INTERVAL '{ended_ago}'")
-    prune(database)
+    prune(database, SETTINGS)
 
     for table in ("call_payloads", "call_results", "call_output"):
         assert bool(rows(database, f"SELECT * FROM {table}")) == kept
@@ -559,6 +559,17 @@ def test_what_runs_keeps_its_payload(database: Database) -> None:
     """A call that has not ended may be placed again, however old it is."""
     accepted(database)
     change(database, "UPDATE calls SET created_at = created_at - INTERVAL '3 days'")
-    prune(database)
+    prune(database, SETTINGS)
 
     assert len(rows(database, "SELECT * FROM call_payloads")) == 1
+
+
+@pytest.mark.parametrize(("ended_ago", "kept"), [("29 days", True), ("31 days", False)])
+def test_calls_are_remembered_for_some_time(database: Database, ended_ago: str, *, kept: bool) -> None:
+    """CALLS_KEPT_DAYS after their end, with what they imported and installed."""
+    end(database, accepted(database, modules=["pandas"], packages=["extra"]))
+    change(database, f"UPDATE calls SET finished_at = now() - INTERVAL '{ended_ago}'")
+    prune(database, SETTINGS)
+
+    for table in ("calls", "call_modules", "call_packages"):
+        assert bool(rows(database, f"SELECT * FROM {table}")) == kept

@@ -170,7 +170,13 @@ class TestOnData:
         worker |= {"heard_at": func.now()}
         rows: dict[str, dict[str, Any]] = {
             "workers": worker | {"report": 7},
-            "call_keys": {"call_key": "k", "call_id": "c", "request_sha256": "0", "created_at": func.now()},
+            "call_keys": {
+                "call_key": "k",
+                "call_id": "c",
+                "request_sha256": "0",
+                "answer": b"",
+                "created_at": func.now(),
+            },
             "audit": {
                 "request_id": "r",
                 "asked_at": func.now(),

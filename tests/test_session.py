@@ -3,6 +3,7 @@
 import threading
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -13,12 +14,13 @@ from app.api.workers import read_workers
 from app.catalogue import import_catalogue
 from app.database import Database
 from app.lease import accept_placements, cancel_call, end_placements, end_session, read_orders
-from app.liveness import prune, report_status, sweep
+from app.liveness import expire_unreported, prune, report_status, sweep
 from app.placement import place_call, place_calls
 from app.session import stop_waiting
 from app.settings import RouterSettings
 from readie.errors import (
     BadRequest,
+    BadResult,
     NoCapacity,
     NoWorkers,
     OutOfMemory,
@@ -74,6 +76,7 @@ def report(database: Database, worker_id: str = "w", *sandboxes: SandboxStatus, 
     }
     with database.transaction() as connection:
         report_status(connection, worker_id, WorkerStatus(**(defaults | changes), sandboxes=list(sandboxes)))
+    expire_unreported(database, worker_id)
 
 
 def call(session_id: str | None = "s", **asked: Any) -> CallRequest:
@@ -342,7 +345,7 @@ def test_who_asks_no_more_is_passed(database: Database) -> None:
     change(database, "UPDATE session_waits SET seen_at = seen_at - INTERVAL '11 seconds'")
 
     assert place_all(database, b=call()) == ["w"]
-    prune(database)
+    prune(database, SETTINGS)
     assert rows(database, "SELECT * FROM session_waits") == []
 
 
@@ -527,14 +530,46 @@ def test_a_session_expires_with_its_worker(database: Database) -> None:
     assert place(database, "t").placement.worker_id == "other"
 
 
-def test_a_silent_worker_s_sessions_have_expired_before_it_is_evicted(database: Database) -> None:
-    """A call does not wait for the sweep; and what has expired stays so when the worker comes back."""
+def test_a_silent_worker_has_its_sessions_until_it_is_evicted(database: Database) -> None:
+    """It may have been the routers that did not hear: a call still goes there, and fails with the worker."""
     kept(database)
     fall_silent(database)
+    placed = place(database)
+    assert placed.placement.worker_id == "w"
+    sweep(database, SETTINGS)
+
+    (ended,) = rows(database, f"SELECT outcome FROM calls WHERE call_id = '{placed.call_id}'")
+    assert ended["outcome"] == "session-expired"
     assert refuses(database)
-    report(database, "w", idle())
+
+
+def test_a_report_that_arrives_after_a_later_one_is_ignored(database: Database) -> None:
+    """It would end a session that began meanwhile. Another agent of the worker counts anew."""
+    kept(database)
+    report(database, "w", idle(), report=8)
+    report(database, "w", report=7)
+    assert taken(database) == (1, 1)
+    report(database, "w", report=1, incarnation="second")
+
+    assert taken(database) == (0, 0)
+
+
+def test_a_result_that_says_so_ends_the_session(database: Database) -> None:
+    """The call has ended its sandbox: the next one is not sent there, even before the worker reports."""
+    kept(database)
+    placed = accept(database, place(database))
+    end(database, placed, msgspec.structs.replace(failed(OutOfMemory("")), lives=False))
 
     assert refuses(database)
+
+
+def test_a_failed_call_may_leave_the_sandbox(database: Database) -> None:
+    """A result that cannot be sent, say: its agent says that the sandbox lives on."""
+    kept(database)
+    placed = accept(database, place(database))
+    end(database, placed, msgspec.structs.replace(failed(BadResult("")), lives=True))
+
+    assert place(database).placement.worker_id == "w"
 
 
 @pytest.mark.parametrize("changes", [{"incarnation": "second"}, {"state": "removed"}])
@@ -564,7 +599,7 @@ def test_an_expired_session_is_remembered_for_a_day(database: Database) -> None:
     report(database)
     for hours, remembered in ((23, True), (2, False)):
         change(database, f"UPDATE sessions SET expired_at = expired_at - INTERVAL '{hours} hours'")
-        prune(database)
+        prune(database, SETTINGS)
         assert bool(rows(database, "SELECT * FROM sessions")) == remembered
     assert place(database).placement.reason != "session"
 

@@ -148,7 +148,8 @@ class Agent:
         self.stopping = threading.Event()
         self.closing = False
         self.hurried = False  # stopped twice
-        self.reporting = threading.Lock()  # reports arrive in the order in which they were made
+        self.reporting = threading.Lock()  # reports are sent one after the other
+        self.reports = 0  # made so far
         self.away = ""  # why the router was not reached last
         self.accepting = ThreadPoolExecutor(16, thread_name_prefix="accept")
         self.pool = Pool(
@@ -335,6 +336,7 @@ class Agent:
                     for generation, group in generations.items()
                 ],
                 incarnation=self.incarnation,
+                report=self.reports,
             )
 
     def living(self) -> list[SandboxStatus]:
@@ -362,6 +364,7 @@ class Agent:
 
     def report(self) -> None:
         with self.reporting:
+            self.reports += 1
             self.router.report(self.status())
         (self.settings.folder / "reported").touch()  # a sign of life, for whoever watches this worker from outside
 
@@ -589,7 +592,7 @@ class Agent:
         finally:
             if not kept:
                 talk.close()
-        return msgspec.structs.replace(result, started=started)
+        return msgspec.structs.replace(result, started=started, lives=kept if assignment.session_id else None)
 
     def call_of(self, assignment: Assignment, memory: int, max_memory: int) -> Call:
         """What a sandbox is asked to run, within limits in bytes."""
@@ -692,7 +695,7 @@ class Agent:
             raise
         finally:
             session.over = session.over or not well
-        return msgspec.structs.replace(result, started=session.started)
+        return msgspec.structs.replace(result, started=session.started, lives=not session.over)
 
     def leave(self, run: Run) -> None:
         """Forgets a call that has ended, gives its session's sandbox back, or ends that."""

@@ -18,11 +18,12 @@ from litestar.response.base import ASGIResponse
 
 from app.database import Database
 from app.groups import Groups
+from app.keys import Asked
 from app.settings import RouterSettings
 from app.waiting import WakeUps
 from readie.errors import BadFlavor, BadRequest, Unauthorized
 from readie.flavor import Flavor
-from readie.wire import MAX_NAME, CallPlaced, CallRequest, ExplainRequest, Explanation, Output, Problem, Result
+from readie.wire import MAX_NAME, CallPlaced, ExplainRequest, Explanation, Output, Problem, Result
 
 JSON: Final = "application/json"
 #: The registered name first; the others are in use.
@@ -45,7 +46,7 @@ class Serving:
     wake_ups: WakeUps
     naming: Groups[Flavor | str, str | None]  # a flavor or a SHA-256; the SHA-256 of its catalogue, if there is one
     explaining: Groups[ExplainRequest, Explanation]
-    placing: Groups[tuple[str, CallRequest], CallPlaced]  # the call's id, and what it asks for
+    placing: Groups[Asked, CallPlaced]
     accepting: Groups[tuple[str, str], None]  # placement, worker
     named: dict[str, tuple[int | None, str | None]] = field(default_factory=dict)  # the database's version too
     ending: Groups[tuple[str, Result], list[str]]  # placement and its result; topics of who waits for that

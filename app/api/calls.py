@@ -10,15 +10,16 @@ import msgspec
 from litestar import delete, get, post
 from litestar.concurrency import sync_to_thread
 from litestar.di import NamedDependency
-from litestar.params import FromPath, JSONBody, QueryParameter
+from litestar.params import FromPath, HeaderParameter, JSONBody, QueryParameter
 from sqlalchemy import Connection
 
 from app.api import PROBLEMS, Serving
 from app.catalogue import find_active_catalogue, find_catalogue
 from app.database import Database
 from app.explain import explain_calls, remembered
+from app.keys import Asked, answer_again, remember_answers
 from app.lease import cancel_call
-from app.placement import place_calls, placement_of
+from app.placement import PLACEMENTS, place_calls, placement_of
 from app.session import stop_waiting
 from app.settings import RouterSettings
 from app.sql import statement
@@ -59,26 +60,37 @@ Offset = Annotated[int, QueryParameter(ge=0, le=2**31 - 1)]
 
 
 @post("/calls", operation_id="placeCall", responses=PROBLEMS)
-async def place(data: JSONBody[CallRequest], serving: NamedDependency[Serving]) -> CallPlaced:
+async def place(
+    data: JSONBody[CallRequest],
+    serving: NamedDependency[Serving],
+    idempotency_key: Annotated[
+        str | None,
+        HeaderParameter(
+            name="Idempotency-Key",
+            pattern=r"^[\x21-\x7e]{1,255}$",
+            description="of the client's choice: the same call, sent again with the same key within a day, is placed once",
+        ),
+    ] = None,
+) -> CallPlaced:
     """Places a call on a worker, waiting up to its queue_timeout for one that can take it, and for its turn in its
     session.
     """
     most = serving.settings.max_payload
     if len(data.payload) > most:
         raise PayloadTooLarge(f"the payload has {len(data.payload)} bytes, MAX_PAYLOAD is {most}")
-    call_id = uuid4().hex
+    asked = Asked(call_id=uuid4().hex, request=data, key=idempotency_key)
+    placed = None
     try:
-        placed = await _wait_to_place(serving, call_id, data)
-    except ReadieError:
-        if data.session_id is not None:
-            await sync_to_thread(_stop_waiting, serving.database, call_id)
+        placed = await _wait_to_place(serving, asked)
+    finally:
+        if data.session_id is not None and (placed is None or placed.call_id != asked.call_id):
+            await sync_to_thread(_stop_waiting, serving.database, asked.call_id)
             serving.wake_ups.ring(session_topic(data.session_id))
-        raise
     serving.wake_ups.ring(worker_topic(placed.placement.worker_id))
     return placed
 
 
-async def _wait_to_place(serving: Serving, call_id: str, data: CallRequest) -> CallPlaced:
+async def _wait_to_place(serving: Serving, asked: Asked) -> CallPlaced:
     """Places a call when it is its turn in its session, and there is room for it.
 
     Raises what `place_calls` answers, `SessionBusy`, `NoCapacity` and `NoWorkers` when the time for that is over.
@@ -86,10 +98,11 @@ async def _wait_to_place(serving: Serving, call_id: str, data: CallRequest) -> C
 
     async def try_to_place() -> CallPlaced | NoWorkers | NoCapacity | SessionBusy:
         try:
-            return await serving.placing.ask((call_id, data))
+            return await serving.placing.ask(asked)
         except (NoWorkers, NoCapacity, SessionBusy) as error:
             return error
 
+    data = asked.request
     began_at = time.monotonic()
     for_room = (NoWorkers, NoCapacity), CAPACITY, data.queue_timeout
     waits: list[tuple[tuple[type[PlacementError], ...], str, float]] = [for_room]
@@ -110,12 +123,24 @@ def _other_than(kinds: tuple[type[PlacementError], ...]) -> Callable[[object], b
 
 
 def place_together(
-    database: Database, settings: RouterSettings, asked: Sequence[tuple[str, CallRequest]]
+    database: Database, settings: RouterSettings, asked: Sequence[Asked]
 ) -> list[CallPlaced | ReadieError]:
-    """Places a group of calls, each with its id, in one transaction."""
-    call_ids, requests = zip(*asked, strict=True)
+    """Places a group of calls in one transaction; those whose key has come before are answered as then."""
+    answers: dict[int, CallPlaced | ReadieError] = {}
     with database.transaction() as connection:
-        return place_calls(connection, database, settings, requests, call_ids)
+        database.lock(connection, PLACEMENTS)
+        while left := {number: each for number, each in enumerate(asked) if number not in answers}:
+            answers |= answer_again(connection, left)
+            first: dict[str, tuple[int, Asked]] = {}  # of several with one key
+            for number, each in left.items():
+                if number not in answers:
+                    first.setdefault(each.call_id if each.key is None else each.key, (number, each))
+            numbers, calls = [number for number, _ in first.values()], [each for _, each in first.values()]
+            requests, call_ids = [each.request for each in calls], [each.call_id for each in calls]
+            placed = place_calls(connection, database, settings, requests, call_ids) if calls else []
+            remember_answers(connection, list(zip(calls, placed, strict=True)))
+            answers |= zip(numbers, placed, strict=True)
+    return [answers[number] for number in range(len(asked))]
 
 
 def _stop_waiting(database: Database, call_id: str) -> None:

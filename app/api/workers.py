@@ -13,7 +13,7 @@ from app.api import PROBLEMS, Serving
 from app.api.calls import Wait
 from app.database import Database
 from app.lease import accept_placements, add_output, call_of, end_placements, read_orders
-from app.liveness import report_status
+from app.liveness import expire_unreported, report_status
 from app.sql import statement
 from app.waiting import call_topic, worker_topic
 from readie.errors import PlacementTaken, ResultTooLarge, UnknownPlacement
@@ -31,7 +31,7 @@ def report(
     """What a worker is and has, every 10 seconds and at each change; it replaces what was reported before."""
     with serving.database.transaction() as connection:
         topics = report_status(connection, worker_id, data)
-    serving.wake_ups.ring(*topics)
+    serving.wake_ups.ring(*topics, *expire_unreported(serving.database, worker_id))
 
 
 @get("/workers/{worker_id:str}/placements", operation_id="fetchPlacements", responses=PROBLEMS)

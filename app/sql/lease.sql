@@ -2,25 +2,30 @@
 -- A lease is deleted by whoever ends it, in one statement that says whether it was there: so each ends once.
 
 -- name: upsert_worker
--- A worker as it reports itself; it was heard now.
+-- A worker as it reports itself; it was heard now. Not by a report that is older than another of the same agent.
 -- parameters: worker_id text, flavor text, state text, runtime text, python text, markers text
 -- parameters: memory_total_bytes bigint, gpu_total_bytes bigint, max_sandboxes integer, base_bytes bigint
--- parameters: incarnation text
+-- parameters: incarnation text, report bigint
+-- report: they count from 1; 0: the agent does not count.
+-- returns: worker_id; no row: the report came too late
 INSERT INTO workers (
     worker_id, flavor, state, runtime, python, markers, memory_total_bytes, gpu_total_bytes, max_sandboxes,
-    base_bytes, incarnation, heard_at
+    base_bytes, incarnation, heard_at, report
 )
 VALUES (
     CAST(:worker_id AS text), CAST(:flavor AS text), CAST(:state AS text), CAST(:runtime AS text),
     CAST(:python AS text), CAST(:markers AS text), CAST(:memory_total_bytes AS bigint),
     CAST(:gpu_total_bytes AS bigint), CAST(:max_sandboxes AS integer), CAST(:base_bytes AS bigint),
-    CAST(:incarnation AS text), now()
+    CAST(:incarnation AS text), now(), CAST(:report AS bigint)
 )
 ON CONFLICT (worker_id) DO UPDATE SET
     flavor = excluded.flavor, state = excluded.state, runtime = excluded.runtime, python = excluded.python,
     markers = excluded.markers, memory_total_bytes = excluded.memory_total_bytes,
     gpu_total_bytes = excluded.gpu_total_bytes, max_sandboxes = excluded.max_sandboxes,
-    base_bytes = excluded.base_bytes, incarnation = excluded.incarnation, heard_at = excluded.heard_at;
+    base_bytes = excluded.base_bytes, incarnation = excluded.incarnation, heard_at = excluded.heard_at,
+    report = excluded.report
+WHERE workers.incarnation <> excluded.incarnation OR excluded.report = 0 OR workers.report < excluded.report
+RETURNING worker_id;
 
 -- name: delete_worker_generations
 -- Forgets what a worker held.
@@ -50,7 +55,6 @@ SELECT CAST(:worker_id AS text), unnest(CAST(:generations AS text[])), unnest(CA
 -- Forgets what lived on a worker, but for a session's sandbox that may be too new for the report that comes now.
 -- parameters: worker_id text, session_ids text[]
 -- The sessions of which the report has a sandbox.
--- returns: session_id of those that were forgotten; null: it was no session's
 DELETE FROM sandboxes
 WHERE worker_id = CAST(:worker_id AS text)
   AND NOT (
@@ -61,8 +65,7 @@ WHERE worker_id = CAST(:worker_id AS text)
           WHERE sessions.session_id = sandboxes.session_id AND sessions.worker_id = sandboxes.worker_id
             AND sessions.expired_at IS NULL AND sessions.settles_at > now()
       )
-  )
-RETURNING session_id;
+  );
 
 -- name: insert_sandboxes
 -- The sandboxes that live on a worker; all lists are of one length.
@@ -366,6 +369,32 @@ DELETE FROM call_output WHERE call_id IN (
     WHERE calls.read_at <= now() - CAST(:read_ms AS bigint) * INTERVAL '1 millisecond'
        OR calls.finished_at <= now() - CAST(:unread_ms AS bigint) * INTERVAL '1 millisecond'
 );
+
+-- name: delete_old_call_modules
+-- What calls imported is kept as long as the calls.
+-- parameters: kept_s bigint
+DELETE FROM call_modules WHERE call_id IN (
+    SELECT call_id FROM calls WHERE finished_at <= now() - CAST(:kept_s AS bigint) * INTERVAL '1 second'
+);
+
+-- name: delete_old_call_packages
+-- As delete_old_call_modules.
+-- parameters: kept_s bigint
+DELETE FROM call_packages WHERE call_id IN (
+    SELECT call_id FROM calls WHERE finished_at <= now() - CAST(:kept_s AS bigint) * INTERVAL '1 second'
+);
+
+-- name: delete_old_calls
+-- Calls that ended some time ago, but for those whose sandboxes sessions still have: what a sandbox is, is in them.
+-- parameters: kept_s bigint
+DELETE FROM calls
+WHERE finished_at <= now() - CAST(:kept_s AS bigint) * INTERVAL '1 second'
+  AND NOT call_id IN (SELECT call_id FROM sessions);
+
+-- name: delete_old_call_keys
+-- Keys that calls came with some time ago.
+-- parameters: kept_s bigint
+DELETE FROM call_keys WHERE created_at <= now() - CAST(:kept_s AS bigint) * INTERVAL '1 second';
 
 -- name: delete_old_cancellations
 -- Orders that no worker came back for.

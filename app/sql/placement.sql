@@ -122,6 +122,21 @@ SELECT
     unnest(CAST(:cold_cost_ns AS bigint[])), unnest(CAST(:predicted_ready_ns AS bigint[])),
     unnest(CAST(:reason AS text[])), unnest(CAST(:continues AS boolean[])), now();
 
+-- name: answers_to_keys
+-- What was answered to calls that came with these keys.
+-- parameters: call_keys text[]
+-- returns: call_key, request_sha256, answer
+SELECT call_key, request_sha256, answer FROM call_keys
+WHERE call_key IN (SELECT unnest(CAST(:call_keys AS text[])));
+
+-- name: insert_call_keys
+-- Keys that calls came with, and what was answered.
+-- parameters: call_key text[], call_id text[], request_sha256 text[], answer bytea[]
+INSERT INTO call_keys (call_key, call_id, request_sha256, answer, created_at)
+SELECT
+    unnest(CAST(:call_key AS text[])), unnest(CAST(:call_id AS text[])), unnest(CAST(:request_sha256 AS text[])),
+    unnest(CAST(:answer AS bytea[])), now();
+
 -- name: insert_payloads
 -- The functions and their arguments, opaque.
 -- parameters: call_id text[], payload bytea[]

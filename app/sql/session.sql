@@ -30,6 +30,27 @@ WHERE expired_at IS NULL AND session_id IN (
 )
 RETURNING session_id;
 
+-- name: has_unreported_sessions
+-- Whether a worker has sessions that `expire_sessions` may expire: it does not report their sandboxes.
+-- parameters: worker_id text
+-- returns: one boolean
+SELECT EXISTS (
+    SELECT 1 FROM sessions
+    WHERE worker_id = CAST(:worker_id AS text) AND expired_at IS NULL AND incarnation IS NOT NULL
+      AND NOT EXISTS (SELECT 1 FROM leases WHERE leases.session_id = sessions.session_id)
+      AND (
+          NOT EXISTS (
+              SELECT 1 FROM sandboxes
+              WHERE sandboxes.worker_id = sessions.worker_id AND sandboxes.session_id = sessions.session_id
+          )
+          OR NOT EXISTS (
+              SELECT 1 FROM workers
+              WHERE workers.worker_id = sessions.worker_id AND workers.incarnation = sessions.incarnation
+                AND workers.state <> 'removed'
+          )
+      )
+);
+
 -- name: sessions_asked_for
 -- What calls have to know of their sessions.
 -- parameters: session_ids text[], stale_ms bigint

@@ -20,6 +20,7 @@ def upgrade() -> None:
         sa.Column("call_key", sa.Text(), autoincrement=False, nullable=False),
         sa.Column("call_id", sa.Text(), nullable=False),
         sa.Column("request_sha256", sa.Text(), nullable=False),
+        sa.Column("answer", sa.LargeBinary(), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.PrimaryKeyConstraint("call_key", name=op.f("pk_call_keys")),
     )
