@@ -40,6 +40,7 @@ from app.api import (
 from app.database import Database
 from app.groups import Groups
 from app.liveness import prune, sweep
+from app.relay import relaying
 from app.settings import RouterSettings
 from app.waiting import WakeUps
 from readie.errors import (
@@ -123,7 +124,7 @@ def create_app(settings: RouterSettings, database: Database, wake_ups: WakeUps |
             "serving": Provide(lambda: serving, sync_to_thread=False),
         },
         exception_handlers={Exception: answer_problem},
-        lifespan=[_sweeping(settings, database, serving.wake_ups)],
+        lifespan=[_relaying(database, serving.wake_ups), _sweeping(settings, database, serving.wake_ups)],
         request_class=WireRequest,
         response_class=WireResponse,
         request_max_body_size=settings.max_payload * 4 // 3 + MOST_OF_THE_REST,  # in JSON a payload is base64
@@ -234,6 +235,17 @@ def _sweeping(settings: RouterSettings, database: Database, wake_ups: WakeUps) -
         await asyncio.gather(task, return_exceptions=True)
 
     return sweeping
+
+
+def _relaying(database: Database, wake_ups: WakeUps) -> Callable[[Litestar], Any]:
+    """Wakes and is woken by other routers while the application runs."""
+
+    @asynccontextmanager
+    async def relayed(_app: Litestar) -> AsyncIterator[None]:
+        with relaying(database, wake_ups):
+            yield
+
+    return relayed
 
 
 async def refuse_other_schemas(connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:

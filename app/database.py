@@ -4,7 +4,7 @@ The only file that knows which of the two it is. Everything else takes a connect
 """
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,6 +54,10 @@ MAX_TEXT_BYTES = 2_600
 
 #: Texts that DuckDB keeps parsed.
 MAX_PARSED = 500
+
+#: On which routers tell each other what to look at, and how long they listen before they see to their connection.
+CHANNEL = "readie"
+LISTEN_SECONDS = 1.0
 
 # DuckDB has no row locks, and two transactions that change the same row end in an error: they take turns instead.
 # One lock for the process, because one process owns the file.
@@ -110,6 +114,34 @@ class Database:
             yield connection
             # Not rolled back, as it would be otherwise: psycopg forgets all statements that it has prepared then.
             connection.commit()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes may use it at the same time."""
+        return not self._is_duckdb
+
+    def notify(self, notices: Sequence[str]) -> None:
+        """Tells whoever listens, of all processes, in a transaction of its own. Raises `DatabaseUnavailable`."""
+        if notices and not self._is_duckdb:
+            tell = text("SELECT pg_notify(:channel, unnest(CAST(:notices AS text[])))")
+            with self.transaction() as connection:
+                connection.execute(tell, {"channel": CHANNEL, "notices": list(notices)})
+
+    def notices(self) -> Iterator[str | None]:
+        """What is told, as it comes, on a connection of its own: None when it listens, "" from time to time.
+
+        Never ends by itself. Raises `DatabaseUnavailable` when the connection is lost.
+        """
+        with self._problems():
+            arguments = self.engine.dialect.create_connect_args(self.engine.url)
+            with psycopg.connect(**arguments[1], autocommit=True, connect_timeout=10) as connection:
+                connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(CHANNEL)))
+                yield None
+                while True:
+                    for notice in connection.notifies(timeout=LISTEN_SECONDS):
+                        yield notice.payload
+                    connection.execute("SELECT 1")  # a connection that was cut says so
+                    yield ""
 
     def close(self) -> None:
         """Closes the idle connections; another process can then open a DuckDB file."""

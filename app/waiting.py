@@ -1,12 +1,14 @@
 """Long polls: they wait in the event loop, and what this process writes to the database wakes them.
 
-Behind the wake-ups is a slow look into the database, for what was written elsewhere.
+What other routers write wakes them too (app/relay.py). Behind the wake-ups is a slow look into the database, for what was
+lost.
 """
 
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from hashlib import sha256
 from typing import TypeVar
 
 #: Seconds between two looks into the database where nothing wakes.
@@ -30,7 +32,7 @@ def call_topic(call_id: str) -> str:
 
 def session_topic(session_id: str) -> str:
     """What wakes the calls that wait for their turn in a session: it has become free, or is over."""
-    return f"session:{session_id}"
+    return f"session:{sha256(session_id.encode()).hexdigest()[:32]}"  # an id may be long, and any text
 
 
 class WakeUps:
@@ -38,11 +40,24 @@ class WakeUps:
 
     def __init__(self) -> None:
         self.closed = False
+        self.relay: Callable[[tuple[str, ...]], None] | None = None  # tells other routers
         self._lock = threading.RLock()  # a signal may ring while its own thread registers
         self._waiting: dict[str, dict[asyncio.Event, asyncio.AbstractEventLoop]] = {}
 
     def ring(self, *topics: str) -> None:
-        """Wakes who waits for one of the topics. To be called after the transaction, from any thread."""
+        """Wakes who waits for one of the topics, at any router. To be called after the transaction, from any thread."""
+        if topics and self.relay is not None:
+            self.relay(topics)
+        self.hear(*topics)
+
+    def ring_all(self) -> None:
+        """Wakes all of this process."""
+        with self._lock:
+            topics = list(self._waiting)
+        self.hear(*topics)
+
+    def hear(self, *topics: str) -> None:
+        """Wakes who waits in this process for one of the topics."""
         with self._lock:
             sleepers = [sleeper for topic in topics for sleeper in self._waiting.get(topic, {}).items()]
         for event, loop in sleepers:
@@ -52,9 +67,7 @@ class WakeUps:
     def close(self) -> None:
         """Ends all waiting, now and later: the process is about to stop."""
         self.closed = True
-        with self._lock:
-            topics = list(self._waiting)
-        self.ring(*topics)
+        self.ring_all()
 
     async def wait(
         self, topic: str, seconds: float, read: Callable[[], Awaitable[Answer]], enough: Callable[[Answer], bool]

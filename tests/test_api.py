@@ -119,11 +119,23 @@ def test_a_call_goes_to_its_agent_and_its_result_back(client: httpx.Client, work
     assert client.get(call).json()["state"] == "accepted"
     piece = {"sequence": 0, "stream": "stdout", "text": "hello"}
     assert client.post(f"{placement}/output", json=piece).status_code == 204
-    assert client.put(f"{placement}/result", json=RESULT).status_code == 204
+    assert client.put(f"{placement}/result", json=RESULT).status_code == 200
     status = client.get(call).json()
     assert (status["state"], status["result"]["payload"]) == ("finished", RESULT["payload"])
     assert status["output"] == [{"stream": "stdout", "text": "hello"}]
     assert [view["state"] for view in client.get("/v1/calls").json()] == ["finished"]
+
+
+def test_the_answer_to_a_result_has_what_to_do_next(client: httpx.Client, worker: str) -> None:
+    """For the agent that asks for it: it need not fetch."""
+    first, second = (place(client, cold=True)["placement"]["placement_id"] for _ in range(2))
+    client.post(f"/v1/placements/{first}/accept", params={"worker_id": worker})
+    plain = client.put(f"/v1/placements/{first}/result", json=RESULT)
+    asked = client.put(f"/v1/placements/{first}/result", json=RESULT, params={"worker_id": worker})
+    stranger = client.put(f"/v1/placements/{first}/result", json=RESULT, params={"worker_id": "not-reported"})
+
+    assert plain.json() == stranger.json() == {"run": [], "cancel": [], "end_sessions": []}
+    assert [order["placement_id"] for order in asked.json()["run"]] == [second]
 
 
 def test_messagepack_both_ways(client: httpx.Client, worker: str) -> None:

@@ -756,7 +756,8 @@ class Agent:
     def send_result(self, placement_id: str, result: Result) -> None:
         """Sends how a placement ended, however long the router is away."""
         try:
-            persist(lambda: self.router.result(placement_id, result), self.patience())
+            orders = persist(lambda: self.router.result(placement_id, result), self.patience())
+            self.follow(orders, time.monotonic())
         except UnknownPlacement:
             log.info("result not wanted any more", placement_id=placement_id)
         except ReadieError as error:

@@ -33,8 +33,7 @@ class Router:
     def ask(self, method: str, path: str, body: object = None, *, read_s: float = 30.0) -> httpx.Response:
         content = b"" if body is None else msgspec.msgpack.encode(body)
         timeout = httpx.Timeout(read_s, connect=5.0)
-        # Only orders come back as MessagePack: other answers are empty, and problems are JSON.
-        accept = {"Accept": MESSAGEPACK if method == "GET" else "application/json"}
+        accept = {"Accept": f"{MESSAGEPACK}, application/problem+json"}
         try:
             answer = self.http.request(method, path, content=content, headers=accept, timeout=timeout)
         except httpx.RequestError as error:
@@ -56,8 +55,10 @@ class Router:
     def output(self, placement_id: str, output: Output) -> None:
         self.ask("POST", f"/v1/placements/{placement_id}/output", output)
 
-    def result(self, placement_id: str, result: Result) -> None:
-        self.ask("PUT", f"/v1/placements/{placement_id}/result", result, read_s=60.0)
+    def result(self, placement_id: str, result: Result) -> Orders:
+        """Sends how a placement ended; what there is to do next."""
+        path = f"/v1/placements/{placement_id}/result?worker_id={self.worker_id}"
+        return read_answer(self.ask("PUT", path, result, read_s=60.0), Orders)
 
 
 def persist(action: Callable[[], T], give_up: Callable[[], bool]) -> T:

@@ -1,6 +1,7 @@
 """Routes for worker agents: report, fetch placements, say what became of them; and for people: the workers."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated
 
 from litestar import get, post, put
@@ -16,7 +17,7 @@ from app.lease import accept_placements, add_output, call_of, end_placements, re
 from app.liveness import expire_unreported, report_status
 from app.sql import statement
 from app.waiting import call_topic, worker_topic
-from readie.errors import PlacementTaken, ResultTooLarge, UnknownPlacement
+from readie.errors import PlacementTaken, ResultTooLarge, UnknownPlacement, UnknownWorker
 from readie.flavor import Flavor
 from readie.units import ns_to_seconds
 from readie.wire import IDENTIFIER, HeldGeneration, Orders, Output, Result, WorkerStatus, WorkerView, problem_of
@@ -37,17 +38,17 @@ def report(
 @get("/workers/{worker_id:str}/placements", operation_id="fetchPlacements", responses=PROBLEMS)
 async def fetch(worker_id: FromPath[str], serving: NamedDependency[Serving], wait: Wait = 0.0) -> Orders:
     """What the agent has to do: at once if there is something, else when there is, or after `wait` seconds."""
-
-    def read() -> Orders:
-        with serving.database.reading() as connection:
-            return read_orders(connection, worker_id)
-
     return await serving.wake_ups.wait(
         worker_topic(worker_id),
         wait,
-        lambda: sync_to_thread(read),
+        lambda: sync_to_thread(_read_orders, serving.database, worker_id),
         lambda orders: bool(orders.run or orders.cancel or orders.end_sessions),
     )
+
+
+def _read_orders(database: Database, worker_id: str) -> Orders:
+    with database.reading() as connection:
+        return read_orders(connection, worker_id)
 
 
 @post(
@@ -95,11 +96,21 @@ def output(
 @put(
     "/placements/{placement_id:str}/result",
     operation_id="endPlacement",
-    status_code=204,
+    status_code=200,
     responses=PROBLEMS,
 )
-async def result(placement_id: FromPath[str], data: JSONBody[Result], serving: NamedDependency[Serving]) -> None:
-    """How the placement ended; to say so twice is fine, the first time counts."""
+async def result(
+    placement_id: FromPath[str],
+    data: JSONBody[Result],
+    serving: NamedDependency[Serving],
+    worker_id: Annotated[
+        str | None, QueryParameter(pattern=IDENTIFIER, description="whose agent asks for what it has to do next")
+    ] = None,
+) -> Orders:
+    """How the placement ended; to say so twice is fine, the first time counts.
+
+    The answer has what the agent of `worker_id` has to do now, as if it had fetched that without waiting.
+    """
     most = serving.settings.max_payload
     if len(data.payload) > most:
         error = ResultTooLarge(f"the result has {len(data.payload)} bytes, MAX_PAYLOAD is {most}")
@@ -111,6 +122,10 @@ async def result(placement_id: FromPath[str], data: JSONBody[Result], serving: N
             phases=data.phases,
         )
     serving.wake_ups.ring(*await serving.ending.ask((placement_id, data)))
+    with suppress(UnknownWorker):  # it has to report first
+        if worker_id is not None:
+            return await sync_to_thread(_read_orders, serving.database, worker_id)
+    return Orders()
 
 
 def end_together(database: Database, results: Sequence[tuple[str, Result]]) -> Sequence[list[str] | UnknownPlacement]:
