@@ -298,7 +298,7 @@ def test_an_answer_that_says_nothing_is_empty(client: httpx.Client, accept: str)
 
 def end_call(client: httpx.Client, placed: dict[str, Any], **result: Any) -> None:
     path = f"/v1/placements/{placed['placement']['placement_id']}/result"
-    assert client.put(path, json=RESULT | result).status_code == 204
+    assert client.put(path, json=RESULT | result).status_code == 200
 
 
 def in_threads(*tasks: Callable[[], Any]) -> list[threading.Thread]:
@@ -673,7 +673,7 @@ def test_payloads_that_are_too_large(serve: Serve) -> None:
         answer = client.put(
             f"/v1/placements/{placed['placement']['placement_id']}/result", content=msgspec.json.encode(big)
         )
-        assert answer.status_code == 204
+        assert answer.status_code == 200
         result = client.get(f"/v1/calls/{placed['call_id']}").json()["result"]
         assert (result["outcome"], result["problem"]["type"]) == ("failed", "urn:readie:problem:result-too-large")
 
@@ -781,7 +781,7 @@ def test_a_problem_that_is_not_in_the_table(client: httpx.Client, worker: str, t
 
     huge = odd | {"status": 2**64}
     assert problem(client.put(path, json={"outcome": "failed", "problem": huge})) == "bad-request"
-    assert client.put(path, json={"outcome": "failed", "problem": odd}).status_code == 204
+    assert client.put(path, json={"outcome": "failed", "problem": odd}).status_code == 200
     status = client.get(f"/v1/calls/{placed['call_id']}").json()
     assert (status["state"], status["result"]["problem"]["type"]) == ("failed", type_)
 
