@@ -1,5 +1,6 @@
 """What an agent does is the same under both runtimes: real routers, agents and sandboxes, by real calls."""
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Iterator
@@ -272,14 +273,15 @@ def import_slowly() -> int:
 
 def test_a_call_that_was_given_up_before_it_ran_costs_no_session(ready: Line) -> None:
     """It may still import when the next one comes: that waits for it."""
-    remote(remember, session_id="patient")(1)
-
-    given_up = remote(import_slowly, session_id="patient").submit()
-    given_up.cancel()
-    after = remote(remember, session_id="patient")(2)
-
-    assert end(given_up).outcome == "cancelled"
-    assert after[1:] == [1, 2]
+    for session_id in ("patient", "still", "again", "once-more"):
+        remote(remember, session_id=session_id)(1)
+        given_up = remote(import_slowly, session_id=session_id).submit()
+        given_up.cancel()
+        assert end(given_up).outcome == "cancelled"
+        with contextlib.suppress(SessionExpired):  # the worker was faster: it had taken the call, and ended the sandbox
+            assert remote(remember, session_id=session_id)(2)[1:] == [1, 2]
+            return
+    pytest.fail("the worker took every call before it was cancelled")
 
 
 def test_a_session_that_takes_more_than_it_may_while_it_is_idle_is_ended(ready: Line) -> None:
