@@ -39,7 +39,7 @@ from app.api import (
 )
 from app.database import Database
 from app.groups import Groups
-from app.liveness import prune, sweep
+from app.liveness import mark_read, prune, sweep
 from app.relay import relaying
 from app.settings import RouterSettings
 from app.waiting import WakeUps
@@ -124,7 +124,7 @@ def create_app(settings: RouterSettings, database: Database, wake_ups: WakeUps |
             "serving": Provide(lambda: serving, sync_to_thread=False),
         },
         exception_handlers={Exception: answer_problem},
-        lifespan=[_relaying(database, serving.wake_ups), _sweeping(settings, database, serving.wake_ups)],
+        lifespan=[_relaying(database, serving.wake_ups), _sweeping(serving)],
         request_class=WireRequest,
         response_class=WireResponse,
         request_max_body_size=settings.max_payload * 4 // 3 + MOST_OF_THE_REST,  # in JSON a payload is base64
@@ -205,14 +205,16 @@ def _as_problem(error: Exception) -> ReadieError | None:
     return None
 
 
-def _sweeping(settings: RouterSettings, database: Database, wake_ups: WakeUps) -> Callable[[Litestar], Any]:
+def _sweeping(serving: Serving) -> Callable[[Litestar], Any]:
     """Sweeps while the application runs."""
+    settings, database, wake_ups = serving.settings, serving.database, serving.wake_ups
 
     async def sweep_forever() -> None:
         pruned_at = -PRUNE_INTERVAL
         listening_since = time.monotonic()
         while True:
             try:
+                await sync_to_thread(mark_read, database, serving.were_read)
                 # Who could not be heard is not silent: after a start, and while the database is away, all get their time.
                 if time.monotonic() - listening_since >= settings.worker_ttl:
                     wake_ups.ring(*await sync_to_thread(sweep, database, settings))

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
+from select import POLLIN, poll
 from typing import Any, Literal
 
 import duckdb
@@ -89,6 +90,7 @@ class Database:
         # DuckDB's transactions see one state anyway.
         snapshot = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
         self._reader = engine if self._is_duckdb else engine.execution_options(**snapshot)
+        self._glancer = engine if self._is_duckdb else engine.execution_options(isolation_level="AUTOCOMMIT")
         self._committed = 0
 
     @contextmanager
@@ -106,6 +108,17 @@ class Database:
     def version(self) -> int | None:
         """What was read at a version still holds while that lasts; None: others may change the database at any time."""
         return self._committed if self._is_duckdb else None
+
+    @contextmanager
+    def glancing(self) -> Iterator[Connection]:
+        """As `reading`, but every statement sees the state of its own time: for one, or for what cannot change.
+
+        A transaction for a statement would be two messages more.
+        """
+        with self._problems(), self._glancer.connect() as connection:
+            yield connection
+            if self._is_duckdb:
+                connection.commit()
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -246,11 +259,12 @@ def open_database(url: str, *, pool_size: int = 20, pool_timeout_s: float = 30.0
             }
         }
     else:
-        # A server that was restarted leaves dead connections in the pool: ask before use.
-        options |= {"pool_pre_ping": True, "connect_args": {"connect_timeout": 10}}
+        options |= {"connect_args": {"connect_timeout": 10}}
     engine = create_engine(parsed, **options)
     if parsed.drivername == "duckdb":
         _parse_once(engine)
+    else:
+        _ask_the_noisy(engine)
     database = Database(engine)
     with database.reading() as connection:
         connection.execute(text("SELECT 1"))
@@ -271,6 +285,23 @@ def _parse_once(engine: Engine) -> None:
             parsed[query] = statements[0]
         driver.execute(parsed[query], parameters)
         return True
+
+
+def _ask_the_noisy(engine: Engine) -> None:
+    """Has a connection answer before it is used, if the server has said something on it unasked: that it was cut, say.
+
+    To ask each time would be a message more for every transaction.
+    """
+
+    @event.listens_for(engine, "checkout")
+    def ask(connection: Any, _record: Any, _proxy: Any) -> None:
+        heard = poll()
+        heard.register(connection.fileno(), POLLIN)
+        if heard.poll(0):
+            try:
+                engine.dialect.do_ping(connection)
+            except psycopg.OperationalError as error:
+                raise exc.DisconnectionError from error  # SQLAlchemy takes another one
 
 
 def migrate(database: Database) -> None:

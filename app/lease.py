@@ -46,11 +46,20 @@ def call_of(placement_id: str) -> str:
     return placement_id.rpartition("-")[0]
 
 
-def read_orders(connection: Connection, worker_id: str) -> Orders:
+def find_orders(database: Database, worker_id: str) -> Orders:
     """What the agent of a worker has to do now. Raises `UnknownWorker`."""
-    worker = connection.execute(statement("worker_state"), {"worker_id": worker_id}).first()
-    if worker is None:
+    with database.glancing() as connection:
+        news = connection.execute(statement("worker_news"), {"worker_id": worker_id}).first()
+    if news is None:
         raise UnknownWorker(f"{worker_id} has not reported, or was not heard from for too long")
+    if not any(news):
+        return Orders()
+    with database.reading() as connection:
+        return read_orders(connection, worker_id)
+
+
+def read_orders(connection: Connection, worker_id: str) -> Orders:
+    """What the agent of a worker that is known has to do now."""
     rows = connection.execute(statement("placements_to_run"), {"worker_id": worker_id, "at_most": MOST_AT_ONCE}).all()
     modules: dict[str, list[str]] = {}
     packages: dict[str, list[str]] = {}
@@ -59,9 +68,7 @@ def read_orders(connection: Connection, worker_id: str) -> Orders:
         modules = _lists(connection.execute(statement("modules_to_run"), call_ids))
         packages = _lists(connection.execute(statement("packages_to_install"), call_ids))
     cancel = connection.execute(statement("placements_to_cancel"), {"worker_id": worker_id}).scalars().all()
-    over: Sequence[str] = ()
-    if worker.kept:
-        over = connection.execute(statement("sessions_to_end"), {"worker_id": worker_id}).scalars().all()
+    over = connection.execute(statement("sessions_to_end"), {"worker_id": worker_id}).scalars().all()
     run = [
         Assignment(
             placement_id=row.placement_id,

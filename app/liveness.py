@@ -5,6 +5,7 @@ one statement that a result or a cancellation may win.
 """
 
 import json
+from collections import deque
 from typing import Any
 
 import structlog
@@ -232,6 +233,16 @@ def evict_worker(connection: Connection, worker_id: str, settings: RouterSetting
     expire_sessions(connection, worker_id=worker_id)
     _forget_worker(connection, worker_id, reported_sessions=[])
     return True
+
+
+def mark_read(database: Database, call_ids: deque[str]) -> None:
+    """Writes down that the ends of calls were read, and takes them from the list: from then on their results need not be
+    kept for long.
+    """
+    read = [call_ids.popleft() for _ in range(len(call_ids))]
+    if read:
+        with database.transaction() as connection:
+            connection.execute(statement("mark_read"), {"call_ids": read})
 
 
 def prune(database: Database, settings: RouterSettings) -> None:

@@ -6,8 +6,8 @@ for a while is so for each. The root filesystem is one that stands alone, with t
 (`readie-pipeline rootfs --out ROOTFS demo/requirements.lock`); both runtimes run it. Needs root and runsc.
 
 The exit status is 1 where restoring is not ten times faster than a cold start in gVisor for pandas and scikit-learn, or
-what alpha predicts is more than a fifth off in the median. The result is one JSON document on standard output; `--out` writes it to a file, and `--table FILE` fills the tables of
-docs/gvisor.md from such a file and measures nothing.
+what alpha predicts is more than a fifth off in the median. The result is one JSON document on standard output; `--out`
+writes it to a file, and `--table FILE` fills the tables of docs/gvisor.md from such a file and measures nothing.
 """
 
 import argparse
@@ -212,12 +212,17 @@ def time_compression(
 
 
 def fit(result: dict[str, Any]) -> tuple[float, float, list[float]]:
-    """Alpha and the fixed part by least squares over checkpoints and ballast; each case's relative error."""
+    """Alpha and the fixed part by least squares over checkpoints and ballast; each case's relative error, as predicted
+    from all the others.
+    """
     points = [(case["size_mb"], statistics.median(case["seconds"]["restored in gVisor"])) for case in result["cases"]]
     points += [(one["size_mb"], statistics.median(one["seconds"])) for one in result["ballast"]]
     sizes, seconds = np.array(points).T
     slope, fixed = np.polyfit(sizes, seconds, 1)
-    errors = [abs(fixed + slope * size - measured) / measured for size, measured in points[: len(result["cases"])]]
+    errors = []
+    for left_out in range(len(result["cases"])):
+        others = np.polyfit(np.delete(sizes, left_out), np.delete(seconds, left_out), 1)
+        errors.append(abs(float(np.polyval(others, sizes[left_out])) - seconds[left_out]) / seconds[left_out])
     return float(slope), float(fixed), errors
 
 
@@ -247,8 +252,8 @@ def write_tables(result: dict[str, Any]) -> str:
     )
     line = (
         f"- alpha, by least squares over the {len(result['cases'])} checkpoints and ballast of 0, 100 and 400 MB: "
-        f"{alpha:.6f} s/MB; the fixed part {fixed:.3f} s. Predicted against measured: median error "
-        f"{100 * statistics.median(errors):.0f} %."
+        f"{alpha:.6f} s/MB; the fixed part {fixed:.3f} s. Each checkpoint predicted from all the "
+        f"others, against measured: median error {100 * statistics.median(errors):.0f} %."
     )
     compression = (
         f"- Compression (`flate-best-speed`) of the checkpoint of pandas and scikit-learn: {small['file_mb']:.0f} MB of "

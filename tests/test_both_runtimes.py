@@ -284,6 +284,20 @@ def test_a_call_that_was_given_up_before_it_ran_costs_no_session(ready: Line) ->
     pytest.fail("the worker took every call before it was cancelled")
 
 
+def knock(url: str) -> int:
+    import urllib.request
+
+    with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+        return int(answer.status)
+
+
+def test_whether_a_call_can_reach_the_router_itself(ready: Line) -> None:
+    """Under gVisor it has no network, on which the API would be; fork isolates nothing."""
+    knocked = remote(knock).submit(ready.url)
+
+    assert end(knocked).outcome == {"fork": "returned", "runsc": "raised"}[ready.kind]
+
+
 def test_a_session_that_takes_more_than_it_may_while_it_is_idle_is_ended(ready: Line) -> None:
     """Its threads go on after its calls; its memory is looked after all the same."""
 

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import text
 
 from app.database import Database
-from app.lease import accept_placements, add_output, call_of, cancel_call, end_placements, read_orders
+from app.lease import accept_placements, add_output, call_of, cancel_call, end_placements, find_orders
 from app.liveness import SWEEP, evict_worker, prune, report_status, sweep
 from app.placement import place_call
 from app.settings import RouterSettings
@@ -88,8 +88,7 @@ def cancel(database: Database, call_id: str) -> list[str]:
 
 
 def orders(database: Database, worker_id: str = "w") -> Orders:
-    with database.reading() as connection:
-        return read_orders(connection, worker_id)
+    return find_orders(database, worker_id)
 
 
 def rows(database: Database, query: str) -> list[Any]:

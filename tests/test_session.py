@@ -13,11 +13,12 @@ from sqlalchemy import Connection, exc, text
 from app.api.workers import read_workers
 from app.catalogue import import_catalogue
 from app.database import Database
-from app.lease import accept_placements, cancel_call, end_placements, end_session, read_orders
+from app.lease import accept_placements, cancel_call, end_placements, end_session, find_orders
 from app.liveness import expire_unreported, prune, report_status, sweep
 from app.placement import place_call, place_calls
 from app.session import stop_waiting
 from app.settings import RouterSettings
+from app.waiting import session_topic
 from readie.errors import (
     BadRequest,
     BadResult,
@@ -137,8 +138,7 @@ def end_by_request(database: Database, session_id: str = "s") -> list[str]:
 
 
 def orders(database: Database, worker_id: str = "w") -> Orders:
-    with database.reading() as connection:
-        return read_orders(connection, worker_id)
+    return find_orders(database, worker_id)
 
 
 def rows(database: Database, query: str) -> list[Any]:
@@ -297,7 +297,7 @@ def test_one_call_at_a_time(database: Database) -> None:
     accept(database, first)
     with pytest.raises(SessionBusy):
         place(database)
-    assert end(database, first) == [f"call:{first.call_id}", "capacity", "session:s"]
+    assert end(database, first) == [f"call:{first.call_id}", "capacity", session_topic("s")]
 
     assert place(database).placement.worker_id == "w"
 
@@ -498,7 +498,7 @@ def test_cancelling_the_call_ends_the_session(database: Database) -> None:
     cancel(database, running)
     with pytest.raises(SessionBusy):
         place(database)
-    assert end(database, running, Result(outcome="cancelled", started=COLD)) == ["session:s"]
+    assert end(database, running, Result(outcome="cancelled", started=COLD)) == [session_topic("s")]
     report(database)
 
     assert refuses(database)
@@ -508,7 +508,7 @@ def test_a_call_past_its_deadline_ends_the_session(database: Database) -> None:
     """It is ended as a cancelled one is."""
     running = begun(database)
     change(database, "UPDATE leases SET deadline_at = now() - INTERVAL '1 second'")
-    assert "session:s" in sweep(database, SETTINGS)
+    assert session_topic("s") in sweep(database, SETTINGS)
     assert orders(database) == Orders(cancel=[running.placement.placement_id])
     end(database, running, Result(outcome="cancelled", started=COLD))
     report(database)
@@ -855,7 +855,7 @@ def test_ending_an_idle_session(database: Database) -> None:
     """It has expired at once; its worker is ordered to end the sandbox until it does not report it any more."""
     kept(database)
     assert orders(database) == Orders()
-    assert end_by_request(database) == ["worker:w", "session:s"]
+    assert end_by_request(database) == ["worker:w", session_topic("s")]
 
     assert refuses(database)
     assert orders(database) == Orders(end_sessions=["s"])
@@ -886,7 +886,7 @@ def test_ending_a_session_cancels_its_call(database: Database) -> None:
     report(database, "w", idle(placement_id=running.placement.placement_id))
     topics = end_by_request(database)
 
-    assert {"worker:w", "session:s", f"call:{running.call_id}", "capacity"} == set(topics)
+    assert {"worker:w", session_topic("s"), f"call:{running.call_id}", "capacity"} == set(topics)
     assert the_call(database, running) == ("cancelled", "cancelled", 1)
     assert orders(database) == Orders(cancel=[running.placement.placement_id])
     assert refuses(database)

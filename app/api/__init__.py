@@ -4,6 +4,7 @@ Bodies are decoded here once, straight into the wire type that the route names, 
 """
 
 import math
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from hmac import compare_digest
@@ -49,6 +50,7 @@ class Serving:
     placing: Groups[Asked, CallPlaced]
     accepting: Groups[tuple[str, str], None]  # placement, worker
     named: dict[str, tuple[int | None, str | None]] = field(default_factory=dict)  # the database's version too
+    were_read: deque[str] = field(default_factory=deque)  # calls whose ends were read, to be written down
     ending: Groups[tuple[str, Result], list[str]]  # placement and its result; topics of who waits for that
 
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from itertools import cycle
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import uuid4
 
 import msgspec
@@ -11,7 +11,7 @@ from litestar import delete, get, post
 from litestar.concurrency import sync_to_thread
 from litestar.di import NamedDependency
 from litestar.params import FromPath, HeaderParameter, JSONBody, QueryParameter
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Row
 
 from app.api import PROBLEMS, Serving
 from app.catalogue import find_active_catalogue, find_catalogue
@@ -159,23 +159,25 @@ async def read(
     return await serving.wake_ups.wait(
         call_topic(call_id),
         wait,
-        lambda: sync_to_thread(_read_status, serving.database, call_id, seen),
+        lambda: sync_to_thread(_read_status, serving, call_id, seen),
         lambda status: status.result is not None or (seen is not None and bool(status.output)),
     )
 
 
-def _read_status(database: Database, call_id: str, seen: int | None) -> CallStatus:
-    with database.reading() as connection:
+def _read_status(serving: Serving, call_id: str, seen: int | None) -> CallStatus:
+    with serving.database.glancing() as connection:
         call = connection.execute(statement("call_status"), {"call_id": call_id}).mappings().first()
         if call is None:
             raise UnknownCall(f"{call_id} was never placed")
-        output = connection.execute(statement("output_of_call"), {"call_id": call_id}).all()
+        output: Sequence[Row[Any]] = ()
+        if call["has_output"]:
+            printed = {"call_id": call_id, "placement_id": call["placement_id"]}
+            output = connection.execute(statement("output_of_call"), printed).all()
     ended = call["state"] in ("finished", "failed", "cancelled")
     if ended and call["result"] is None:
         raise UnknownCall(f"{call_id} has {call['state']}, and its result was dropped since")
     if ended and not call["was_read"]:
-        with database.transaction() as connection:
-            connection.execute(statement("mark_read"), {"call_id": call_id})
+        serving.were_read.append(call_id)
     # Pieces that a client has not seen: of another placement it has seen none, and fewer may be there.
     first = seen if seen is not None and seen <= len(output) else 0
     return CallStatus(

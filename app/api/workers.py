@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from app.api import PROBLEMS, Serving
 from app.api.calls import Wait
 from app.database import Database
-from app.lease import accept_placements, add_output, call_of, end_placements, read_orders
+from app.lease import accept_placements, add_output, end_placements, find_orders
 from app.liveness import expire_unreported, report_status
 from app.sql import statement
 from app.waiting import call_topic, worker_topic
@@ -41,14 +41,9 @@ async def fetch(worker_id: FromPath[str], serving: NamedDependency[Serving], wai
     return await serving.wake_ups.wait(
         worker_topic(worker_id),
         wait,
-        lambda: sync_to_thread(_read_orders, serving.database, worker_id),
+        lambda: sync_to_thread(find_orders, serving.database, worker_id),
         lambda orders: bool(orders.run or orders.cancel or orders.end_sessions),
     )
-
-
-def _read_orders(database: Database, worker_id: str) -> Orders:
-    with database.reading() as connection:
-        return read_orders(connection, worker_id)
 
 
 @post(
@@ -64,7 +59,6 @@ async def accept(
 ) -> None:
     """The agent of this worker runs the placement, and nobody else; to say so twice is fine."""
     await serving.accepting.ask((placement_id, worker_id))
-    serving.wake_ups.ring(call_topic(call_of(placement_id)))
 
 
 def accept_together(
@@ -124,7 +118,7 @@ async def result(
     serving.wake_ups.ring(*await serving.ending.ask((placement_id, data)))
     with suppress(UnknownWorker):  # it has to report first
         if worker_id is not None:
-            return await sync_to_thread(_read_orders, serving.database, worker_id)
+            return await sync_to_thread(find_orders, serving.database, worker_id)
     return Orders()
 
 

@@ -77,15 +77,21 @@ SELECT
     unnest(CAST(:session_ids AS text[])), unnest(CAST(:memory_bytes AS bigint[])),
     unnest(CAST(:gpu_memory_bytes AS bigint[]));
 
--- name: worker_state
--- Whether a worker is known, its state, and how many sandboxes it keeps for sessions.
+-- name: worker_news
+-- Whether a worker is known, and whether there may be something for it to do.
 -- parameters: worker_id text
--- returns: state, kept; no row: no such worker
+-- returns: has_run (placements that it has not accepted), has_cancel, keeps_sessions; no row: no such worker
 SELECT
-    state,
-    (SELECT count(*) FROM sandboxes WHERE worker_id = CAST(:worker_id AS text) AND session_id IS NOT NULL) AS kept
+    EXISTS (
+        SELECT 1 FROM leases WHERE leases.worker_id = CAST(:worker_id AS text) AND leases.accepted_at IS NULL
+    ) AS has_run,
+    EXISTS (SELECT 1 FROM cancellations WHERE cancellations.worker_id = CAST(:worker_id AS text)) AS has_cancel,
+    EXISTS (
+        SELECT 1 FROM sandboxes
+        WHERE sandboxes.worker_id = CAST(:worker_id AS text) AND sandboxes.session_id IS NOT NULL
+    ) AS keeps_sessions
 FROM workers
-WHERE worker_id = CAST(:worker_id AS text);
+WHERE workers.worker_id = CAST(:worker_id AS text);
 
 -- name: placements_to_run
 -- What a worker that is ready has not accepted yet, oldest first; few at a time, because of the payloads.
@@ -277,9 +283,13 @@ WHERE NOT EXISTS (
 );
 
 -- name: call_status
--- A call, its latest placement and its result.
+-- A call, its latest placement and its result; has_output: that placement has printed something.
 -- parameters: call_id text
 SELECT
+    EXISTS (
+        SELECT 1 FROM call_output
+        WHERE call_output.call_id = calls.call_id AND call_output.placement_id = calls.placement_id
+    ) AS has_output,
     calls.call_id, calls.state, calls.function, calls.created_at, calls.read_at IS NOT NULL AS was_read,
     calls.placement_id, calls.worker_id, calls.worker_flavor, calls.generation, calls.checkpoint_id,
     calls.cost_ns, calls.cold_cost_ns, calls.predicted_ready_ns, calls.reason, call_results.result
@@ -288,19 +298,18 @@ LEFT JOIN call_results ON call_results.call_id = calls.call_id
 WHERE calls.call_id = CAST(:call_id AS text);
 
 -- name: output_of_call
--- What the latest placement of a call has printed so far, in its order.
--- parameters: call_id text
+-- What a placement of a call has printed so far, in its order.
+-- parameters: call_id text, placement_id text
 -- returns: stream, text
-SELECT call_output.stream, call_output.text
-FROM call_output
-JOIN calls ON calls.call_id = call_output.call_id AND calls.placement_id = call_output.placement_id
-WHERE call_output.call_id = CAST(:call_id AS text)
-ORDER BY call_output.sequence;
+SELECT stream, text FROM call_output
+WHERE call_id = CAST(:call_id AS text) AND placement_id = CAST(:placement_id AS text)
+ORDER BY sequence;
 
 -- name: mark_read
--- A call's end was read; the first time counts.
--- parameters: call_id text
-UPDATE calls SET read_at = now() WHERE call_id = CAST(:call_id AS text) AND read_at IS NULL;
+-- The ends of calls were read; the first time counts.
+-- parameters: call_ids text[]
+UPDATE calls SET read_at = now()
+WHERE call_id IN (SELECT unnest(CAST(:call_ids AS text[]))) AND read_at IS NULL;
 
 -- name: due_leases
 -- Leases that cannot go on as they are, oldest first, and why. The database's clock decides.
