@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
-from uuid import uuid4
 
 import msgspec
 import structlog
@@ -40,6 +39,7 @@ from app.api import (
 from app.database import Database
 from app.groups import Groups
 from app.liveness import prune, sweep
+from app.requests import identify_requests
 from app.settings import RouterSettings
 from app.waiting import WakeUps
 from readie.errors import (
@@ -114,7 +114,7 @@ def create_app(settings: RouterSettings, database: Database, wake_ups: WakeUps |
         tags=["worker agents"],
     )
     operators = Router("/", route_handlers=[operations.health, operations.ready], tags=["operators"])
-    return Litestar(
+    application = Litestar(
         route_handlers=[clients, agents, operators],
         guards=[check_path],
         dependencies={
@@ -131,6 +131,9 @@ def create_app(settings: RouterSettings, database: Database, wake_ups: WakeUps |
         logging_config=None,
         debug=False,
     )
+    # Around the whole of it: middleware of Litestar's sees no request for which there is no route.
+    application.asgi_handler = identify_requests(application.asgi_handler)
+    return application
 
 
 def check_tokens(settings: RouterSettings) -> None:
@@ -165,8 +168,8 @@ def answer_problem(request: Request[Any, Any, Any], error: Exception) -> Respons
     if known is None or isinstance(known, DatabaseUnavailable):
         # Where the database is, and what went wrong in here, is for the operator alone.
         known = ReadieError() if known is None else DatabaseUnavailable("it does not answer", "Try again later.")
-        instance = f"urn:uuid:{uuid4()}"
-        log.error("request failed", instance=instance, method=request.method, path=request.url.path, exc_info=error)
+        instance = f"urn:readie:request:{request.state.request_id}"
+        log.error("request failed", method=request.method, path=request.url.path, exc_info=error)
     headers = {}
     if isinstance(known, NoCapacity | NoWorkers | SessionBusy):
         headers["Retry-After"] = "1"

@@ -49,6 +49,7 @@ from readie.errors import (
 )
 from readie.flavor import parse_flavor
 from readie.http import connection, read_answer
+from readie.logs import log_to_stderr
 from readie.projection import changed_while_read, load_catalogue
 from readie.settings import check_token, read_settings
 from readie.units import parse_size
@@ -107,8 +108,8 @@ def serve(
     ] = None,
 ) -> None:
     """Serve the API until stopped; catalogues of CATALOGUE_DIR are imported at start, and again at each SIGHUP."""
-    _log_to_stderr(logging.INFO)
     settings = _settings(database, ROUTER_HOST=host, ROUTER_PORT=port)
+    log_to_stderr(logging.INFO, settings.log_format)
     folder = None if settings.catalogue_dir is None else Path(settings.catalogue_dir)
     hangups = Hangups()
     with (
@@ -627,26 +628,9 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def _log_to_stderr(level: int) -> None:
-    """Logs of the process and of its libraries, as lines on stderr: stdout is for results."""
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            # plain: a rich traceback shows the values of variables, and secrets may be among them
-            structlog.dev.ConsoleRenderer(
-                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
-            ),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
-
-
 def main() -> None:
     """Entry of the console script."""
-    _log_to_stderr(logging.WARNING)
+    log_to_stderr(logging.WARNING)
     run_command_line("readie-router", app)
 
 

@@ -202,6 +202,7 @@ def open_database(url: str, *, pool_size: int = 20, pool_timeout_s: float = 30.0
     """
     parsed = _parse(url)
     options: dict[str, Any] = {"pool_size": pool_size, "max_overflow": 0, "pool_timeout": pool_timeout_s}
+    options["hide_parameters"] = True  # errors are logged, and payloads are among the parameters
     if parsed.drivername == "duckdb":
         # The router reads no file by SQL, and fetches no extension. Its statements are short: handing parts of one to
         # other threads costs more than it gains, and requests have threads of their own.

@@ -5,6 +5,7 @@ from typing import Annotated
 import msgspec
 
 from readie import wire
+from readie.logs import LogFormat
 from readie.requirements import PackagesPolicy
 from readie.settings import Bytes, Duration
 
@@ -33,3 +34,4 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_payload: Bytes = Bytes(wire.MAX_PAYLOAD)  # of a call and of a result
     max_catalogue: Bytes = Bytes(2**30)  # of a document sent to the API; it waits in TMPDIR until it is imported
     packages_policy: PackagesPolicy = "version"  # names: skip by name alone, whatever the version
+    log_format: LogFormat = "text"  # json: one object a line, on stderr

@@ -50,7 +50,9 @@ def problem_in(answer: httpx.Response) -> ReadieError:
         problem = _decode(answer, Problem)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return _no_router(answer)
-    return problem_from(problem.type, problem.detail or problem.title, problem.way_out)
+    said = problem.detail or problem.title
+    # what the router's log has the lines under
+    return problem_from(problem.type, f"{said} ({problem.instance})" if problem.instance else said, problem.way_out)
 
 
 def _decode(answer: httpx.Response, kind: type[T]) -> T:

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from litestar.testing import TestClient
 from sqlalchemy import create_engine, text
+from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
 from app.application import create_app
@@ -782,7 +783,7 @@ def test_a_request_without_a_body_is_told_so(refusing: httpx.Client) -> None:
 
 def test_faults_of_the_application_say_nothing_of_its_inside(serve: Serve, database: Database) -> None:
     """An unexpected fault is answered without internals; the log has it, under the id in the answer."""
-    with serve(sweep_interval=3600) as client, capture_logs() as logged:
+    with serve(sweep_interval=3600) as client, capture_logs([merge_contextvars]) as logged:
         time.sleep(0.2)  # the first sweep is over
         with database.transaction() as connection:
             connection.execute(text("ALTER TABLE workers RENAME TO elsewhere"))
@@ -791,7 +792,7 @@ def test_faults_of_the_application_say_nothing_of_its_inside(serve: Serve, datab
     assert (answer.status_code, problem(answer)) == (500, "internal")
     assert answer.json()["detail"] == ""
     (entry,) = (entry for entry in logged if entry["log_level"] == "error")
-    assert entry["instance"] == answer.json()["instance"]
+    assert answer.json()["instance"] == f"urn:readie:request:{entry['request_id']}"
     assert "workers" in str(entry["exc_info"])
 
 

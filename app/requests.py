@@ -1,0 +1,37 @@
+"""Each request: its id, which is in its answer and in every line that is logged while it is served."""
+
+import re
+from uuid import uuid4
+
+import structlog
+from litestar.datastructures import MutableScopeHeaders
+from litestar.enums import ScopeType
+from litestar.types import ASGIApp, Message, Receive, Scope, Send
+
+#: The header with a request's id, in requests and in answers.
+HEADER = "X-Request-Id"
+
+_SENT = HEADER.lower().encode()
+_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+
+
+def identify_requests(serve: ASGIApp) -> ASGIApp:
+    """Serves requests with their ids: what the client sent as one, or a new one. Those that no route has, too."""
+
+    async def serve_identified(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != ScopeType.HTTP:
+            await serve(scope, receive, send)
+            return
+        sent = next((value for name, value in scope["headers"] if name == _SENT), b"")
+        request_id = sent.decode() if _ID.fullmatch(sent) else uuid4().hex
+        scope["state"]["request_id"] = request_id
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableScopeHeaders.from_message(message)[HEADER] = request_id
+            await send(message)
+
+        with structlog.contextvars.bound_contextvars(request_id=request_id):
+            await serve(scope, receive, answer)
+
+    return serve_identified
