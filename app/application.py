@@ -39,6 +39,7 @@ from app.api import (
 from app.database import Database
 from app.groups import Groups
 from app.liveness import prune, sweep
+from app.metrics import Metrics
 from app.requests import identify_requests
 from app.settings import RouterSettings
 from app.waiting import WakeUps
@@ -73,14 +74,17 @@ def create_app(settings: RouterSettings, database: Database, wake_ups: WakeUps |
     Raises `BadSetting` when it would serve anyone on an address that others reach.
     """
     check_tokens(settings)
+    metrics = Metrics()
+    database.on_ended = metrics.count_ended
     serving = Serving(
         database=database,
         settings=settings,
         wake_ups=wake_ups or WakeUps(),
+        metrics=metrics,
         naming=Groups("name", partial(calls.name_together, database)),
         # Two, so that the database works for one while the other's answers are written.
         explaining=Groups("explain", partial(calls.explain_together, database, settings), most=16, at_once=2),
-        placing=Groups("place", partial(calls.place_together, database, settings)),
+        placing=Groups("place", metrics.time_placing(partial(calls.place_together, database, settings))),
         accepting=Groups("accept", partial(workers.accept_together, database)),
         ending=Groups("end", partial(workers.end_together, database)),
     )
@@ -113,7 +117,9 @@ def create_app(settings: RouterSettings, database: Database, wake_ups: WakeUps |
         guards=[token_guard(settings.worker_token)],
         tags=["worker agents"],
     )
-    operators = Router("/", route_handlers=[operations.health, operations.ready], tags=["operators"])
+    operators = Router(
+        "/", route_handlers=[operations.health, operations.ready, operations.metrics], tags=["operators"]
+    )
     application = Litestar(
         route_handlers=[clients, agents, operators],
         guards=[check_path],
@@ -132,7 +138,7 @@ def create_app(settings: RouterSettings, database: Database, wake_ups: WakeUps |
         debug=False,
     )
     # Around the whole of it: middleware of Litestar's sees no request for which there is no route.
-    application.asgi_handler = identify_requests(application.asgi_handler)
+    application.asgi_handler = identify_requests(application.asgi_handler, metrics)
     return application
 
 

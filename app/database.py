@@ -4,7 +4,7 @@ The only file that knows which of the two it is. Everything else takes a connect
 """
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,6 +32,7 @@ from sqlalchemy import (
     Double,
     Engine,
     Integer,
+    Row,
     Table,
     Text,
     cast,
@@ -60,6 +61,14 @@ MAX_PARSED = 500
 _duckdb_writes = threading.Lock()
 
 
+_ENDED = "ended"
+
+
+def tell(connection: Connection, ended: Sequence[Row[Any]]) -> None:
+    """Has `Database.on_ended` told of these calls when the transaction of this connection is committed."""
+    connection.info.setdefault(_ENDED, []).extend(ended)
+
+
 class _DuckDBImpl(DefaultImpl):
     """Alembic knows no DuckDB; what all databases have in common is enough for it."""
 
@@ -86,6 +95,8 @@ class Database:
         snapshot = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
         self._reader = engine if self._is_duckdb else engine.execution_options(**snapshot)
         self._committed = 0
+        #: Told, after the commit, of the calls that a transaction has ended: rows of `finish_calls`.
+        self.on_ended: Callable[[Sequence[Row[Any]]], None] = lambda _ended: None
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -95,8 +106,10 @@ class Database:
         """
         with _duckdb_writes if self._is_duckdb else nullcontext(), self._problems():
             with self.engine.begin() as connection:
+                ended = connection.info[_ENDED] = []
                 yield connection
             self._committed += 1
+        self.on_ended(ended)
 
     @property
     def version(self) -> int | None:

@@ -1,4 +1,4 @@
-"""Each request: its id, which is in its answer and in every line that is logged while it is served."""
+"""Each request: its id, which is in its answer and in every line that is logged while it is served; and its count."""
 
 import re
 from uuid import uuid4
@@ -8,6 +8,8 @@ from litestar.datastructures import MutableScopeHeaders
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.metrics import Metrics
+
 #: The header with a request's id, in requests and in answers.
 HEADER = "X-Request-Id"
 
@@ -15,7 +17,7 @@ _SENT = HEADER.lower().encode()
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 
-def identify_requests(serve: ASGIApp) -> ASGIApp:
+def identify_requests(serve: ASGIApp, metrics: Metrics) -> ASGIApp:
     """Serves requests with their ids: what the client sent as one, or a new one. Those that no route has, too."""
 
     async def serve_identified(scope: Scope, receive: Receive, send: Send) -> None:
@@ -29,9 +31,19 @@ def identify_requests(serve: ASGIApp) -> ASGIApp:
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableScopeHeaders.from_message(message)[HEADER] = request_id
+                metrics.count_request(route_of(scope), message["status"])
             await send(message)
 
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             await serve(scope, receive, answer)
 
     return serve_identified
+
+
+def route_of(scope: Scope) -> str:
+    """The operation id of the route that a request has; `none`: it has no route."""
+    handler = scope.get("route_handler")
+    if handler is None:
+        return "none"
+    operation_id = getattr(handler, "operation_id", None)
+    return operation_id if isinstance(operation_id, str) else "schema"

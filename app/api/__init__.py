@@ -18,6 +18,7 @@ from litestar.response.base import ASGIResponse
 
 from app.database import Database
 from app.groups import Groups
+from app.metrics import Metrics
 from app.settings import RouterSettings
 from app.waiting import WakeUps
 from readie.errors import BadFlavor, BadRequest, Unauthorized
@@ -43,6 +44,7 @@ class Serving:
     database: Database
     settings: RouterSettings
     wake_ups: WakeUps
+    metrics: Metrics
     naming: Groups[Flavor | str, str | None]  # a flavor or a SHA-256; the SHA-256 of its catalogue, if there is one
     explaining: Groups[ExplainRequest, Explanation]
     placing: Groups[tuple[str, CallRequest], CallPlaced]  # the call's id, and what it asks for

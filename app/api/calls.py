@@ -68,7 +68,7 @@ async def place(data: JSONBody[CallRequest], serving: NamedDependency[Serving]) 
         raise PayloadTooLarge(f"the payload has {len(data.payload)} bytes, MAX_PAYLOAD is {most}")
     call_id = uuid4().hex
     try:
-        placed = await _wait_to_place(serving, call_id, data)
+        placed = await serving.metrics.count_placement(data, _wait_to_place(serving, call_id, data))
     except ReadieError:
         if data.session_id is not None:
             await sync_to_thread(_stop_waiting, serving.database, call_id)

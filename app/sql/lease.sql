@@ -206,6 +206,7 @@ RETURNING
 -- name: finish_calls
 -- How calls ended; all lists are one value a call.
 -- parameters: call_id text[], state text[], outcome text[], started text[], measured_ready_ns bigint[]
+-- returns: outcome, predicted_ready_ns, measured_ready_ns
 UPDATE calls SET
     state = ended.state, outcome = ended.outcome, started = ended.started,
     measured_ready_ns = ended.measured_ready_ns, finished_at = now()
@@ -215,7 +216,8 @@ FROM (
         unnest(CAST(:outcome AS text[])) AS outcome, unnest(CAST(:started AS text[])) AS started,
         unnest(CAST(:measured_ready_ns AS bigint[])) AS measured_ready_ns
 ) ended
-WHERE calls.call_id = ended.call_id;
+WHERE calls.call_id = ended.call_id
+RETURNING calls.outcome, calls.predicted_ready_ns, calls.measured_ready_ns;
 
 -- name: insert_results
 -- Calls' results, as MessagePack.
