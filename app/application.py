@@ -40,7 +40,7 @@ from app.database import Database
 from app.groups import Groups
 from app.liveness import prune, sweep
 from app.metrics import Metrics
-from app.requests import identify_requests
+from app.requests import follow_requests
 from app.settings import RouterSettings
 from app.waiting import WakeUps
 from readie.errors import (
@@ -138,7 +138,7 @@ def create_app(settings: RouterSettings, database: Database, wake_ups: WakeUps |
         debug=False,
     )
     # Around the whole of it: middleware of Litestar's sees no request for which there is no route.
-    application.asgi_handler = identify_requests(application.asgi_handler, metrics)
+    application.asgi_handler = follow_requests(application.asgi_handler, database, metrics)
     return application
 
 

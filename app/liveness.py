@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 from sqlalchemy import Connection, Row
 
+from app.audit import KEPT_DAYS
 from app.database import Database
 from app.lease import fail_call, stop_placement
 from app.placement import PLACEMENTS, place_again
@@ -221,7 +222,7 @@ def evict_worker(connection: Connection, worker_id: str, settings: RouterSetting
 
 def prune(database: Database) -> None:
     """Drops payloads, results and output that are past their time, orders that nobody came for, and what was remembered
-    of expired sessions.
+    of expired sessions and of administrative requests.
 
     Does nothing while another router sweeps or prunes.
     """
@@ -235,3 +236,4 @@ def prune(database: Database) -> None:
         expire_sessions(connection)
         connection.execute(statement("delete_old_sessions"), {"expired_ms": EXPIRED_SECONDS * 1000})
         connection.execute(statement("delete_old_session_waits"), {"stale_ms": STALE_SECONDS * 1000})
+        connection.execute(statement("delete_old_audit"), {"kept_days": KEPT_DAYS})

@@ -1,13 +1,18 @@
-"""Each request: its id, which is in its answer and in every line that is logged while it is served; and its count."""
+"""Each request: its id, which is in its answer and in every line that is logged while it is served; its count; and
+its row in the audit log, if it administers something.
+"""
 
 import re
 from uuid import uuid4
 
 import structlog
+from litestar.concurrency import sync_to_thread
 from litestar.datastructures import MutableScopeHeaders
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.audit import ADMINISTRATIVE, write_audit
+from app.database import Database
 from app.metrics import Metrics
 
 #: The header with a request's id, in requests and in answers.
@@ -17,10 +22,14 @@ _SENT = HEADER.lower().encode()
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 
-def identify_requests(serve: ASGIApp, metrics: Metrics) -> ASGIApp:
+#: Characters of an address and of a path that are kept at most.
+_MOST = 1024
+
+
+def follow_requests(serve: ASGIApp, database: Database, metrics: Metrics) -> ASGIApp:
     """Serves requests with their ids: what the client sent as one, or a new one. Those that no route has, too."""
 
-    async def serve_identified(scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve_one(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != ScopeType.HTTP:
             await serve(scope, receive, send)
             return
@@ -31,16 +40,26 @@ def identify_requests(serve: ASGIApp, metrics: Metrics) -> ASGIApp:
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableScopeHeaders.from_message(message)[HEADER] = request_id
-                metrics.count_request(route_of(scope), message["status"])
+                route, status = _route_of(scope), message["status"]
+                metrics.count_request(route, status)
+                if route in ADMINISTRATIVE:
+                    request = {
+                        "address": (scope["client"] or ("",))[0][:_MOST],
+                        "action": route,
+                        # as it was sent: decoded, it may be no text
+                        "target": scope["raw_path"].partition(b"?")[0].decode(errors="replace")[:_MOST],
+                        "status": status,
+                    }
+                    await sync_to_thread(write_audit, database, request_id, **request)
             await send(message)
 
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             await serve(scope, receive, answer)
 
-    return serve_identified
+    return serve_one
 
 
-def route_of(scope: Scope) -> str:
+def _route_of(scope: Scope) -> str:
     """The operation id of the route that a request has; `none`: it has no route."""
     handler = scope.get("route_handler")
     if handler is None:
