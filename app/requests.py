@@ -43,7 +43,7 @@ def follow_requests(serve: ASGIApp, database: Database, metrics: Metrics) -> ASG
                 route, status = _route_of(scope), message["status"]
                 metrics.count_request(route, status)
                 if route in ADMINISTRATIVE:
-                    request = {
+                    request: dict[str, str | int] = {
                         "address": (scope["client"] or ("",))[0][:_MOST],
                         "action": route,
                         # as it was sent: decoded, it may be no text
