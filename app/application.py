@@ -30,6 +30,7 @@ from app.api import (
     catalogues,
     check_path,
     operations,
+    rate_guard,
     recorded,
     sessions,
     sql,
@@ -52,6 +53,7 @@ from readie.errors import (
     NotFound,
     NoWorkers,
     PayloadTooLarge,
+    RateLimited,
     ReadieError,
     SessionBusy,
     Unauthorized,
@@ -108,7 +110,7 @@ def create_app(settings: RouterSettings, database: Database, wake_ups: WakeUps |
             workers.list_workers,
             sql.run_sql,
         ],
-        guards=[token_guard(settings.auth_token)],
+        guards=[rate_guard(settings.rate_limit), token_guard(settings.auth_token)],
         tags=["clients"],
     )
     agents = Router(
@@ -179,6 +181,8 @@ def answer_problem(request: Request[Any, Any, Any], error: Exception) -> Respons
     headers = {}
     if isinstance(known, NoCapacity | NoWorkers | SessionBusy):
         headers["Retry-After"] = "1"
+    if isinstance(known, RateLimited):
+        headers["Retry-After"] = str(known.retry_after)
     if isinstance(known, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, HTTPException) and error.headers and "Allow" in error.headers:

@@ -34,4 +34,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_payload: Bytes = Bytes(wire.MAX_PAYLOAD)  # of a call and of a result
     max_catalogue: Bytes = Bytes(2**30)  # of a document sent to the API; it waits in TMPDIR until it is imported
     packages_policy: PackagesPolicy = "version"  # names: skip by name alone, whatever the version
+    rate_limit: (
+        Annotated[float, msgspec.Meta(gt=0, le=1_000_000, description="a number above 0, 1000000 at most")] | None
+    ) = None  # requests a second of each address on clients' routes, counted over ten seconds; unset: no limit
     log_format: LogFormat = "text"  # json: one object a line, on stderr

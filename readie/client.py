@@ -42,12 +42,13 @@ from readie.errors import (
     CallError,
     NoCapacity,
     PythonMismatch,
+    RateLimited,
     ReadieError,
     RemoteError,
     RouterUnreachable,
     problem_from,
 )
-from readie.http import MESSAGEPACK, connection, read_answer
+from readie.http import MESSAGEPACK, connection, read_answer, retry_after
 from readie.imports import Reached, is_local, reach
 from readie.requirements import parse_requirement
 from readie.settings import DEFAULT_ROUTER_URL, RouterUrl, check_token, read_settings
@@ -62,6 +63,7 @@ PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 POLL_SECONDS = 30.0  # of one long poll
 ANSWER_SECONDS = 60.0  # that the router may take beyond what it was asked to wait
 TURN_SECONDS = 600.0  # that a call may wait for its turn in a session; a router's SESSION_WAIT_TIMEOUT is far less
+RATE_SECONDS = 30.0  # that a request waits while the router takes no more of this address
 RECONNECT_SECONDS = 30.0  # that a placed call outlives a router that does not answer
 SETTLE_SECONDS = 15.0  # after a call of a map has ended, until its worker has surely reported the room
 IN_FLIGHT = 16  # calls of one map at a time
@@ -381,10 +383,17 @@ def _end(call_id: str) -> _Steps[None]:
 
 
 def _ask(ask: _Ask) -> _Steps[httpx.Response]:
-    try:
-        return (yield ask)
-    except httpx.RequestError as error:
-        raise RouterUnreachable(f"{read_client_settings().router_url}: {_text(error)}") from error
+    """The answer to a request. One that the router put off it did nothing of: it is sent again, for some time."""
+    deadline = time.monotonic() + RATE_SECONDS
+    while True:
+        try:
+            answer = yield ask
+        except httpx.RequestError as error:
+            raise RouterUnreachable(f"{read_client_settings().router_url}: {_text(error)}") from error
+        pause = retry_after(answer)
+        if answer.status_code != RateLimited.status or time.monotonic() + pause > deadline:
+            return answer
+        yield pause
 
 
 def read_client_settings() -> ClientSettings:

@@ -10,7 +10,7 @@ ReadieError                     a sentence, the way out, and a stable `type` (RF
 │   └── NoWorkers, NoCapacity, SessionBusy, SessionExpired
 ├── CallError                   the call was placed, and has no result
 │   └── WorkerLost, OutOfMemory, CallTimeout, CallCancelled, PythonMismatch, InstallFailed, SandboxFailed, RemoteError, ...
-└── Unavailable                 something else is at fault: database behind, router not reachable, ...
+└── Unavailable                 something else is at fault: database behind, router not reachable, rate limited, ...
 """
 
 from typing import ClassVar
@@ -279,6 +279,17 @@ class Unavailable(ReadieError):
     """Something other than the caller's input is at fault."""
 
     slug, status, title = "unavailable", 503, "Not available"
+
+
+class RateLimited(Unavailable):
+    """The router did nothing: to ask again after `retry_after` seconds is safe."""
+
+    slug, status, title = "rate-limited", 429, "Too many requests came from this address"
+    way_out = "Ask less often, or raise RATE_LIMIT on the router."
+
+    def __init__(self, detail: str = "", way_out: str | None = None, retry_after: int = 1) -> None:
+        super().__init__(detail, way_out)
+        self.retry_after = retry_after
 
 
 class DatabaseBehind(Unavailable):

@@ -55,6 +55,14 @@ def problem_in(answer: httpx.Response) -> ReadieError:
     return problem_from(problem.type, f"{said} ({problem.instance})" if problem.instance else said, problem.way_out)
 
 
+def retry_after(answer: httpx.Response) -> float:
+    """The seconds that an answer asks to wait; 1 where it does not say."""
+    try:
+        return max(0.0, float(answer.headers.get("retry-after", "1")))
+    except ValueError:  # a date: no router says that
+        return 1.0
+
+
 def _decode(answer: httpx.Response, kind: type[T]) -> T:
     decode = msgspec.msgpack.decode if "msgpack" in answer.headers.get("content-type", "") else msgspec.json.decode
     return decode(answer.content, type=kind)

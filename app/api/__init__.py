@@ -3,13 +3,17 @@
 Bodies are decoded here once, straight into the wire type that the route names, and strictly.
 """
 
-import math
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from hmac import compare_digest
+from math import ceil, isfinite
 from typing import Any, Final
 
 import msgspec
+from limits import RateLimitItemPerSecond
+from limits.storage import MemoryStorage
+from limits.strategies import FixedWindowRateLimiter
 from litestar import Request, Response
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
@@ -21,7 +25,7 @@ from app.groups import Groups
 from app.metrics import Metrics
 from app.settings import RouterSettings
 from app.waiting import WakeUps
-from readie.errors import BadFlavor, BadRequest, Unauthorized
+from readie.errors import BadFlavor, BadRequest, RateLimited, Unauthorized
 from readie.flavor import Flavor
 from readie.wire import MAX_NAME, CallPlaced, CallRequest, ExplainRequest, Explanation, Output, Problem, Result
 
@@ -30,10 +34,13 @@ JSON: Final = "application/json"
 MSGPACK: Final = ("application/vnd.msgpack", "application/msgpack", "application/x-msgpack")
 PROBLEM: Final = "application/problem+json"
 
+#: Seconds of one window of RATE_LIMIT: a burst may have as much as so many seconds.
+RATE_WINDOW: Final = 10
+
 #: In the OpenAPI document: whatever goes wrong is answered with a problem document.
 PROBLEMS: Final = {
     status: ResponseSpec(Problem, description="A problem document", media_type=PROBLEM, generate_examples=False)
-    for status in (400, 401, 404, 409, 410, 413, 422, 500, 503)
+    for status in (400, 401, 404, 409, 410, 413, 422, 429, 500, 503)
 }
 
 
@@ -86,7 +93,7 @@ def _check(value: Any, *, text: bool) -> None:
         if text:
             check_text(value)
     elif isinstance(value, float):
-        if not math.isfinite(value):
+        if not isfinite(value):
             raise BadRequest(f"{value} is not a finite number")
     elif isinstance(value, dict):
         for key, inner in value.items():
@@ -152,6 +159,29 @@ def token_guard(token: str | None) -> Callable[[ASGIConnection[Any, Any, Any, An
             raise Unauthorized("no valid token came with the request")
 
     return check_token
+
+
+def rate_guard(
+    requests_per_second: float | None,
+) -> Callable[[ASGIConnection[Any, Any, Any, Any], BaseRouteHandler], Awaitable[None]]:
+    """A guard that lets each address have so many requests, counted in windows of ten seconds; None: any number."""
+    if requests_per_second is None:
+        return _let_through
+    most = RateLimitItemPerSecond(ceil(requests_per_second * RATE_WINDOW), RATE_WINDOW)
+    limiter = FixedWindowRateLimiter(MemoryStorage())
+
+    async def check_rate(connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:
+        address = connection.client.host if connection.client else ""
+        if not limiter.hit(most, address):
+            seconds = max(1, ceil(limiter.get_window_stats(most, address).reset_time - time.time()))
+            way_out = f"Try again in {seconds} seconds, or raise RATE_LIMIT on the router."
+            raise RateLimited(f"{most.amount} requests came within {RATE_WINDOW} seconds", way_out, seconds)
+
+    return check_rate
+
+
+async def _let_through(_connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:
+    pass
 
 
 async def check_path(connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:
