@@ -33,6 +33,7 @@ from app.explain import explain as explain_modules
 from app.hangups import Hangups
 from app.query import list_views, run_query
 from app.settings import RouterSettings
+from app.tls import server_certificate
 from app.waiting import WakeUps
 from readie.command_line import run_command_line
 from readie.document import hash_document
@@ -44,11 +45,10 @@ from readie.errors import (
     DatabaseInUse,
     DatabaseUnavailable,
     PortTaken,
-    RouterUnreachable,
     UsageError,
 )
 from readie.flavor import parse_flavor
-from readie.http import connection, read_answer
+from readie.http import connection, read_answer, unreachable
 from readie.logs import log_to_stderr
 from readie.projection import changed_while_read, load_catalogue
 from readie.settings import check_token, read_settings
@@ -111,6 +111,7 @@ def serve(
     settings = _settings(database, ROUTER_HOST=host, ROUTER_PORT=port)
     log_to_stderr(logging.INFO, settings.log_format)
     folder = None if settings.catalogue_dir is None else Path(settings.catalogue_dir)
+    certificate = server_certificate(settings)
     hangups = Hangups()
     with (
         hangups.received(),
@@ -128,8 +129,9 @@ def serve(
             access_log=False,
             timeout_graceful_shutdown=10,
             server_header=False,
+            ssl_context_factory=None if certificate is None else lambda _config, _default: certificate,
         )
-        structlog.get_logger().info("serving", host=address, port=bound_port)
+        structlog.get_logger().info("serving", host=address, port=bound_port, tls=certificate is not None)
         with hangups.answered(lambda: _read_again(opened, folder)):
             _Server(config, wake_ups).run(sockets=[listener])
 
@@ -224,7 +226,7 @@ def _import_here(settings: RouterSettings, file: Path) -> ImportedCatalogue:
 def _send_document(router: str, settings: RouterSettings, file: Path) -> ImportedCatalogue:
     """Has a router import the file, which is read a piece at a time."""
     check_token("AUTH_TOKEN", settings.auth_token or "")
-    options = connection(router, settings.auth_token or "", named="--router ")
+    options = connection(router, settings.auth_token or "", settings.router_ca, named="--router ")
     sha256 = hash_document(file)
     try:
         timeout = httpx.Timeout(30, read=IMPORT_TIMEOUT)
@@ -237,7 +239,7 @@ def _send_document(router: str, settings: RouterSettings, file: Path) -> Importe
     except httpx.LocalProtocolError as error:  # it is longer or shorter than it was
         raise changed_while_read(file) from error
     except httpx.HTTPError as error:
-        raise RouterUnreachable(f"{router}: {error}") from error
+        raise unreachable(router, error) from error
     except OSError as error:
         raise BadFile(f"{file}: {error.strerror}") from error
 
@@ -516,7 +518,7 @@ def _find_router(settings: RouterSettings) -> str | None:
 
 def _router_of(settings: RouterSettings) -> str:
     """The router that should be the one that has the DuckDB file open; says so."""
-    router = f"http://{settings.host}:{settings.port}"
+    router = f"{'https' if settings.tls_cert else 'http'}://{settings.host}:{settings.port}"
     _say(f"{_duckdb_file(settings)} is open in another process: asking the router at {router} (--router names another)")
     return router
 
@@ -530,14 +532,14 @@ def _ask(
 ) -> Answer:
     method, path, body = route
     check_token("AUTH_TOKEN", settings.auth_token or "")
-    options = connection(router, settings.auth_token or "", named="--router ")
+    options = connection(router, settings.auth_token or "", settings.router_ca, named="--router ")
     content = None if body is None else msgspec.json.encode(body)
     try:
         timeout = 30 + (body.seconds if isinstance(body, SqlRequest) else 0)
         with httpx.Client(**options, timeout=timeout) as http:
             answer = http.request(method, path, content=content, headers={"Content-Type": "application/json"})
     except httpx.HTTPError as error:
-        raise RouterUnreachable(f"{router}: {error}") from error
+        raise unreachable(router, error) from error
     return read_answer(answer, kind)
 
 

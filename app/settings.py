@@ -22,6 +22,9 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     )  # the port to listen on
     auth_token: str | None = None  # what clients send; unset: anyone may call
     worker_token: str | None = None  # what agents send; unset: any agent may join
+    tls_cert: str | None = None  # a certificate (PEM): the router serves https; with TLS_KEY alone
+    tls_key: str | None = None  # its key (PEM), without a password
+    router_ca: str | None = None  # of commands that ask a router by https: a file of certificates (PEM) to trust alone
     worker_ttl: Duration = 30.0  # a worker not heard from for this long is evicted
     sweep_interval: Duration = 5.0  # between two looks for what has expired
     accept_timeout: Duration = 30.0  # a placement not accepted for this long is placed again

@@ -48,7 +48,7 @@ from readie.errors import (
     RouterUnreachable,
     problem_from,
 )
-from readie.http import MESSAGEPACK, connection, read_answer, retry_after
+from readie.http import MESSAGEPACK, connection, read_answer, retry_after, unreachable
 from readie.imports import Reached, is_local, reach
 from readie.requirements import parse_requirement
 from readie.settings import DEFAULT_ROUTER_URL, RouterUrl, check_token, read_settings
@@ -76,6 +76,7 @@ class ClientSettings(msgspec.Struct, frozen=True):
 
     router_url: RouterUrl = DEFAULT_ROUTER_URL  # the router that places the calls
     auth_token: str = ""  # what the router's AUTH_TOKEN is
+    router_ca: str | None = None  # for an https router: a file of certificates (PEM) to trust alone
     resources: str = "resources.toml"  # what `resource` goes by outside of a sandbox
 
 
@@ -389,7 +390,7 @@ def _ask(ask: _Ask) -> _Steps[httpx.Response]:
         try:
             answer = yield ask
         except httpx.RequestError as error:
-            raise RouterUnreachable(f"{read_client_settings().router_url}: {_text(error)}") from error
+            raise unreachable(read_client_settings().router_url, error) from error
         pause = retry_after(answer)
         if answer.status_code != RateLimited.status or time.monotonic() + pause > deadline:
             return answer
@@ -404,14 +405,9 @@ def _connection() -> dict[str, Any]:
     """What a HTTP client is made of, for the router that the environment names now."""
     settings = read_client_settings()
     check_token("AUTH_TOKEN", settings.auth_token)
-    options = connection(settings.router_url, settings.auth_token)
+    options = connection(settings.router_url, settings.auth_token, settings.router_ca)
     options["headers"] |= {"Accept": f"{MESSAGEPACK}, application/problem+json", "Content-Type": MESSAGEPACK}
-    return {**options, "verify": _certificates()}
-
-
-@functools.cache
-def _certificates() -> Any:
-    return httpx.create_ssl_context()  # loading them takes longer than a whole call
+    return options
 
 
 def _timeout(ask: _Ask) -> httpx.Timeout:

@@ -327,6 +327,11 @@ class RouterUnreachable(Unavailable):
     way_out = "Start one with readie-router serve, or set ROUTER_URL to the one that runs."
 
 
+class RouterNotTrusted(RouterUnreachable):
+    slug, title = "router-not-trusted", "The router's certificate is not trusted"
+    way_out = "Set ROUTER_CA to a file with the certificate of its issuer, and ask by a name that its certificate has."
+
+
 class RuntimeUnavailable(Unavailable):
     slug, title = "runtime-unavailable", "The runtime cannot be used on this host"
     way_out = "readie-worker --help names the runtimes and what each needs."

@@ -27,6 +27,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     rootfs: str  # the root filesystem: a folder with its own bin/python
     router_url: RouterUrl = DEFAULT_ROUTER_URL  # the router that this worker offers itself to
     worker_token: str = ""  # what the router's WORKER_TOKEN is
+    router_ca: str | None = None  # for an https router: a file of certificates (PEM) to trust alone
     worker_id: Annotated[
         str,
         msgspec.Meta(
