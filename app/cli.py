@@ -25,7 +25,7 @@ from rich.text import Text
 from sqlalchemy import Connection
 
 from app.api.catalogues import read_summaries, read_summary
-from app.api.workers import read_workers
+from app.api.workers import MOST_WORKERS, read_workers
 from app.application import create_app
 from app.catalogue import activate_catalogue, import_catalogue, load_catalogue_dir
 from app.database import Database, check_schema, migrate, open_database
@@ -362,7 +362,9 @@ def catalogues(as_json: AsJson = False, database: DatabaseUrl = None, router: Ro
 @app.command(epilog="Example: readie-router workers --router http://127.0.0.1:8700")
 def workers(as_json: AsJson = False, database: DatabaseUrl = None, router: RouterUrl = None) -> None:
     """List the workers, with what is taken of them."""
-    views = _read(_settings(database), router, read_workers, ("GET", "/v1/workers", None), list[WorkerView])
+    views = _read(
+        _settings(database), router, read_workers, ("GET", f"/v1/workers?limit={MOST_WORKERS}", None), list[WorkerView]
+    )
     if as_json:
         _print_json(views)
         return

@@ -808,6 +808,76 @@ def test_a_database_that_is_away_is_said_without_where_it_is() -> None:
     assert "secret" not in str(logged)
 
 
+# ---- lists ----
+
+
+def names(client: httpx.Client, path: str, key: str, **parameters: Any) -> list[str]:
+    """One field of each entry of a list."""
+    answer = client.get(path, params=parameters)
+    assert answer.status_code == 200, answer.text
+    return [view[key] for view in answer.json()]
+
+
+def test_a_page_of_workers(client: httpx.Client) -> None:
+    """By id; of one flavor, in one state, some at a time, each with what it holds."""
+    held = {"generations": [{"generation": "0" * 64, "checkpoint_ids": ["a"]}]}
+    client.put("/v1/workers/c", json=STATUS)
+    client.put("/v1/workers/a", json=STATUS | {"state": "starting"} | held)
+    client.put("/v1/workers/b", json=STATUS | {"flavor": "gpu", "gpu_total": GIB})
+
+    assert names(client, "/v1/workers", "worker_id") == ["a", "b", "c"]
+    assert names(client, "/v1/workers", "worker_id", flavor="cpu") == ["a", "c"]
+    assert names(client, "/v1/workers", "worker_id", flavor="cpu", state="ready") == ["c"]
+    assert names(client, "/v1/workers", "worker_id", limit=1, offset=1) == ["b"]
+    (first,) = client.get("/v1/workers", params={"limit": 1}).json()
+    assert [each["checkpoint_ids"] for each in first["generations"]] == [["a"]]
+
+
+def test_the_list_of_calls(client: httpx.Client, worker: str) -> None:
+    """The latest first; by state, function, worker and time of placement, some at a time."""
+    for function in ("first", "second", "first"):
+        placed = place(client, function=function, memory=1)
+    client.put(f"/v1/placements/{placed['placement']['placement_id']}/result", json=RESULT)
+    third, second, _ = client.get("/v1/calls").json()
+
+    assert names(client, "/v1/calls", "function") == ["first", "second", "first"]
+    assert names(client, "/v1/calls", "call_id", function="first", state="finished") == [third["call_id"]]
+    assert names(client, "/v1/calls", "call_id", function="nowhere") == []
+    assert len(names(client, "/v1/calls", "call_id", worker_id=worker)) == 3
+    assert names(client, "/v1/calls", "call_id", worker_id="other") == []
+    since = second["created_at"]
+    assert names(client, "/v1/calls", "call_id", since=since) == [third["call_id"], second["call_id"]]
+    assert names(client, "/v1/calls", "function", limit=1, offset=1) == ["second"]
+
+
+def test_the_list_of_catalogues_of_a_flavor(client: httpx.Client, database: Database) -> None:
+    """Those of the other one are left out."""
+    for flavor in ("cpu", "gpu"):
+        import_catalogue(database, read(make_worked_example() | {"flavor": flavor}))
+
+    assert names(client, "/v1/catalogues", "flavor") == ["cpu", "gpu"]
+    assert names(client, "/v1/catalogues", "flavor", flavor="gpu") == ["gpu"]
+
+
+@pytest.mark.parametrize(
+    ("path", "slug"),
+    [
+        ("/v1/workers?flavor=tpu", "bad-flavor"),
+        ("/v1/workers?state=lost", "bad-request"),
+        ("/v1/workers?limit=10001", "bad-request"),
+        ("/v1/catalogues?flavor=tpu", "bad-flavor"),
+        ("/v1/calls?function=a%00b", "bad-request"),
+        ("/v1/calls?function=" + "x" * 1025, "bad-request"),
+        ("/v1/calls?worker_id=a%20b", "bad-request"),
+        ("/v1/calls?since=2026-11-30T12:00:00", "bad-request"),
+        ("/v1/calls?since=yesterday", "bad-request"),
+    ],
+)
+def test_filters_that_are_refused(refusing: httpx.Client, path: str, slug: str) -> None:
+    """What no entry can be is a mistake, and no empty list."""
+    assert problem(refusing.get(path)) == slug
+
+
 # ---- tokens ----
 
 EACH_MISSING: list[dict[str, Any]] = [{}, {"auth_token": "a"}, {"worker_token": "w"}]

@@ -6,9 +6,10 @@ Bodies are decoded here once, straight into the wire type that the route names, 
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from hmac import compare_digest
 from math import ceil, isfinite
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from limits import RateLimitItemPerSecond
@@ -18,6 +19,7 @@ from litestar import Request, Response
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import QueryParameter
 from litestar.response.base import ASGIResponse
 
 from app.database import Database
@@ -28,6 +30,9 @@ from app.waiting import WakeUps
 from readie.errors import BadFlavor, BadRequest, RateLimited, Unauthorized
 from readie.flavor import Flavor
 from readie.wire import MAX_NAME, CallPlaced, CallRequest, ExplainRequest, Explanation, Output, Problem, Result
+
+#: A time in a query.
+Time = Annotated[datetime | None, QueryParameter(description="with an offset from UTC: 2026-11-30T12:00:00Z")]
 
 JSON: Final = "application/json"
 #: The registered name first; the others are in use.
@@ -105,6 +110,13 @@ def _check(value: Any, *, text: bool) -> None:
     elif isinstance(value, msgspec.Struct):
         for name in value.__struct_fields__:
             _check(getattr(value, name), text=text)
+
+
+def check_times(*times: datetime | None) -> None:
+    """Raises `BadRequest` for a time that does not say where."""
+    for each in times:
+        if each is not None and each.tzinfo is None:
+            raise BadRequest(f"{each.isoformat()} says no offset from UTC", "Write 2026-11-30T12:00:00Z, say.")
 
 
 def check_text(text: str) -> None:
@@ -185,9 +197,12 @@ async def _let_through(_connection: ASGIConnection[Any, Any, Any, Any], _handler
 
 
 async def check_path(connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:
-    """A guard: names in the path are text that a database holds, and no longer than names are."""
+    """A guard: what is in the path and in the query is text that a database holds, and names are no longer than that."""
     path: str = connection.scope["path"]
     check_text(path)
+    if connection.scope["query_string"]:
+        for _, value in connection.query_params.multi_items():
+            check_text(value)
     # No name has a / but an item's key, which comes last.
     if len(path) > 2 * MAX_NAME or any(len(name) > MAX_NAME for name in path.split("/")):
         raise BadRequest(f"the path is longer than that of any name of {MAX_NAME} characters")

@@ -51,10 +51,14 @@ def read_summaries(connection: Connection, flavor: Flavor | None = None) -> list
 
 
 @get("/catalogues", operation_id="listCatalogues", sync_to_thread=True, responses=PROBLEMS)
-def list_all(database: NamedDependency[Database]) -> list[CatalogueSummary]:
+def list_all(
+    database: NamedDependency[Database],
+    flavor: Annotated[str | None, QueryParameter(description="cpu or gpu; default: both")] = None,
+) -> list[CatalogueSummary]:
     """The catalogues that are imported, by flavor: the active one first, then the newest."""
+    asked = None if flavor is None else parse_flavor(flavor)
     with database.reading() as connection:
-        return read_summaries(connection)
+        return read_summaries(connection, asked)
 
 
 @dataclass
