@@ -26,6 +26,7 @@ from app.api import (
     Serving,
     WireRequest,
     WireResponse,
+    WireSchemas,
     calls,
     catalogues,
     check_path,
@@ -120,7 +121,10 @@ def create_app(settings: RouterSettings, database: Database, wake_ups: WakeUps |
         tags=["worker agents"],
     )
     operators = Router(
-        "/", route_handlers=[operations.health, operations.ready, operations.metrics], tags=["operators"]
+        "/",
+        route_handlers=[operations.health, operations.ready, operations.metrics],
+        tags=["operators"],
+        security=[{}],  # no token
     )
     application = Litestar(
         route_handlers=[clients, agents, operators],
@@ -136,6 +140,7 @@ def create_app(settings: RouterSettings, database: Database, wake_ups: WakeUps |
         response_class=WireResponse,
         request_max_body_size=settings.max_payload * 4 // 3 + MOST_OF_THE_REST,  # in JSON a payload is base64
         openapi_config=_openapi(),
+        plugins=[WireSchemas()],
         logging_config=None,
         debug=False,
     )

@@ -561,6 +561,32 @@ def test_the_openapi_document(refusing: httpx.Client) -> None:
     assert set(CALL) < set(document["components"]["schemas"][body.rpartition("/")[2]]["properties"])
 
 
+def test_the_openapi_document_says_what_needs_a_token(refusing: httpx.Client) -> None:
+    """All but what operators ask."""
+    paths = refusing.get("/schema").json()["paths"]
+    open_to_all = [path for path, methods in paths.items() for each in methods.values() if each.get("security") == [{}]]
+
+    assert open_to_all == ["/health", "/ready", "/metrics"]
+
+
+def test_the_openapi_document_says_what_is_refused(refusing: httpx.Client) -> None:
+    """Fields that a request does not have, where the router does not take them, and what is no flavor."""
+    document = refusing.get("/schema").json()
+    schemas = {name.rpartition("_")[2]: schema for name, schema in document["components"]["schemas"].items()}
+    parameters = [
+        parameter
+        for path in document["paths"].values()
+        for operation in path.values()
+        for parameter in operation.get("parameters", ())
+        if parameter["name"] == "flavor"
+    ]
+
+    assert schemas["CallRequest"]["additionalProperties"] is False
+    assert "additionalProperties" not in schemas["CallPlaced"]
+    assert len(parameters) == 7
+    assert [parameter["schema"]["enum"] for parameter in parameters] == [["cpu", "gpu"]] * 7
+
+
 # ---- whatever goes wrong ----
 
 

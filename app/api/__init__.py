@@ -16,11 +16,15 @@ from limits import RateLimitItemPerSecond
 from limits.storage import MemoryStorage
 from limits.strategies import FixedWindowRateLimiter
 from litestar import Request, Response
+from litestar._openapi.schema_generation import SchemaCreator
+from litestar._openapi.schema_generation.plugins.struct import StructSchemaPlugin
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import QueryParameter
+from litestar.openapi.spec import Schema
+from litestar.params import PathParameter, QueryParameter
 from litestar.response.base import ASGIResponse
+from litestar.typing import FieldDefinition
 
 from app.database import Database
 from app.groups import Groups
@@ -30,6 +34,12 @@ from app.waiting import WakeUps
 from readie.errors import BadFlavor, BadRequest, RateLimited, Unauthorized
 from readie.flavor import Flavor
 from readie.wire import MAX_NAME, CallPlaced, CallRequest, ExplainRequest, Explanation, Output, Problem, Result
+
+_ENUM = {"enum": [flavor.value for flavor in Flavor]}
+
+#: A flavor in a path and in a query: described as one of two, and refused by `parse_flavor`, with what is accepted.
+FlavorPath = Annotated[str, PathParameter(schema_extra=_ENUM)]
+FlavorQuery = Annotated[str | None, QueryParameter(description="default: both", schema_extra=_ENUM)]
 
 #: A time in a query.
 Time = Annotated[datetime | None, QueryParameter(description="with an offset from UTC: 2026-11-30T12:00:00Z")]
@@ -63,6 +73,16 @@ class Serving:
     accepting: Groups[tuple[str, str], None]  # placement, worker
     named: dict[str, tuple[int | None, str | None]] = field(default_factory=dict)  # the database's version too
     ending: Groups[tuple[str, Result], list[str]]  # placement and its result; topics of who waits for that
+
+
+class WireSchemas(StructSchemaPlugin):
+    """How the OpenAPI document describes wire types: it says, too, which refuse fields that they do not have."""
+
+    def to_openapi_schema(self, field_definition: FieldDefinition, schema_creator: SchemaCreator) -> Schema:
+        schema = super().to_openapi_schema(field_definition, schema_creator)
+        if field_definition.annotation.__struct_config__.forbid_unknown_fields:
+            schema.additional_properties = False
+        return schema
 
 
 class WireRequest(Request[Any, Any, Any]):

@@ -6,7 +6,7 @@ from litestar import get
 from litestar.di import NamedDependency
 from litestar.params import QueryParameter
 
-from app.api import PROBLEMS, Time, check_times
+from app.api import PROBLEMS, FlavorQuery, Time, check_times
 from app.database import Database
 from app.sql import statement
 from readie.flavor import parse_flavor
@@ -19,7 +19,7 @@ def read_recorded_imports(
     database: NamedDependency[Database],
     since: Time = None,
     until: Time = None,
-    flavor: Annotated[str | None, QueryParameter(description="of the workers; default: any")] = None,
+    flavor: FlavorQuery = None,
     limit: Annotated[int, QueryParameter(ge=1, le=10_000)] = 1000,
     offset: Annotated[int, QueryParameter(ge=0, le=2**31 - 1)] = 0,
 ) -> RecordedImports:

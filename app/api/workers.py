@@ -9,7 +9,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody, PathParameter, QueryParameter
 from sqlalchemy import Connection
 
-from app.api import PROBLEMS, Serving
+from app.api import PROBLEMS, FlavorQuery, Serving
 from app.api.calls import Offset, Wait
 from app.database import Database
 from app.lease import accept_placements, add_output, call_of, end_placements, read_orders
@@ -135,7 +135,7 @@ def end_together(database: Database, results: Sequence[tuple[str, Result]]) -> S
 @get("/workers", operation_id="listWorkers", sync_to_thread=True, responses=PROBLEMS)
 def list_workers(
     database: NamedDependency[Database],
-    flavor: Annotated[str | None, QueryParameter(description="cpu or gpu; default: both")] = None,
+    flavor: FlavorQuery = None,
     in_state: Annotated[WorkerState | None, QueryParameter(name="state")] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=MOST_WORKERS)] = 1000,
     offset: Offset = 0,
