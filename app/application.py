@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
-from uuid import uuid4
 
 import msgspec
 import structlog
@@ -27,10 +26,12 @@ from app.api import (
     Serving,
     WireRequest,
     WireResponse,
+    WireSchemas,
     calls,
     catalogues,
     check_path,
     operations,
+    rate_guard,
     recorded,
     sessions,
     sql,
@@ -40,7 +41,9 @@ from app.api import (
 from app.database import Database
 from app.groups import Groups
 from app.liveness import mark_read, prune, sweep
+from app.metrics import Metrics
 from app.relay import relaying
+from app.requests import follow_requests
 from app.settings import RouterSettings
 from app.waiting import WakeUps
 from readie.errors import (
@@ -52,6 +55,7 @@ from readie.errors import (
     NotFound,
     NoWorkers,
     PayloadTooLarge,
+    RateLimited,
     ReadieError,
     SessionBusy,
     Unauthorized,
@@ -74,14 +78,17 @@ def create_app(settings: RouterSettings, database: Database, wake_ups: WakeUps |
     Raises `BadSetting` when it would serve anyone on an address that others reach.
     """
     check_tokens(settings)
+    metrics = Metrics()
+    database.on_ended = metrics.count_ended
     serving = Serving(
         database=database,
         settings=settings,
         wake_ups=wake_ups or WakeUps(),
+        metrics=metrics,
         naming=Groups("name", partial(calls.name_together, database)),
         # Two, so that the database works for one while the other's answers are written.
         explaining=Groups("explain", partial(calls.explain_together, database, settings), most=16, at_once=2),
-        placing=Groups("place", partial(calls.place_together, database, settings)),
+        placing=Groups("place", metrics.time_placing(partial(calls.place_together, database, settings))),
         accepting=Groups("accept", partial(workers.accept_together, database)),
         ending=Groups("end", partial(workers.end_together, database)),
     )
@@ -105,7 +112,7 @@ def create_app(settings: RouterSettings, database: Database, wake_ups: WakeUps |
             workers.list_workers,
             sql.run_sql,
         ],
-        guards=[token_guard(settings.auth_token)],
+        guards=[rate_guard(settings.rate_limit), token_guard(settings.auth_token)],
         tags=["clients"],
     )
     agents = Router(
@@ -114,8 +121,13 @@ def create_app(settings: RouterSettings, database: Database, wake_ups: WakeUps |
         guards=[token_guard(settings.worker_token)],
         tags=["worker agents"],
     )
-    operators = Router("/", route_handlers=[operations.health, operations.ready], tags=["operators"])
-    return Litestar(
+    operators = Router(
+        "/",
+        route_handlers=[operations.health, operations.ready, operations.metrics],
+        tags=["operators"],
+        security=[{}],  # no token
+    )
+    application = Litestar(
         route_handlers=[clients, agents, operators],
         guards=[check_path],
         dependencies={
@@ -129,9 +141,13 @@ def create_app(settings: RouterSettings, database: Database, wake_ups: WakeUps |
         response_class=WireResponse,
         request_max_body_size=settings.max_payload * 4 // 3 + MOST_OF_THE_REST,  # in JSON a payload is base64
         openapi_config=_openapi(),
+        plugins=[WireSchemas()],
         logging_config=None,
         debug=False,
     )
+    # Around the whole of it: middleware of Litestar's sees no request for which there is no route.
+    application.asgi_handler = follow_requests(application.asgi_handler, database, metrics)
+    return application
 
 
 def check_tokens(settings: RouterSettings) -> None:
@@ -166,11 +182,13 @@ def answer_problem(request: Request[Any, Any, Any], error: Exception) -> Respons
     if known is None or isinstance(known, DatabaseUnavailable):
         # Where the database is, and what went wrong in here, is for the operator alone.
         known = ReadieError() if known is None else DatabaseUnavailable("it does not answer", "Try again later.")
-        instance = f"urn:uuid:{uuid4()}"
-        log.error("request failed", instance=instance, method=request.method, path=request.url.path, exc_info=error)
+        instance = f"urn:readie:request:{request.state.request_id}"
+        log.error("request failed", method=request.method, path=request.url.path, exc_info=error)
     headers = {}
     if isinstance(known, NoCapacity | NoWorkers | SessionBusy):
         headers["Retry-After"] = "1"
+    if isinstance(known, RateLimited):
+        headers["Retry-After"] = str(known.retry_after)
     if isinstance(known, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, HTTPException) and error.headers and "Allow" in error.headers:

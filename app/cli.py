@@ -25,7 +25,7 @@ from rich.text import Text
 from sqlalchemy import Connection
 
 from app.api.catalogues import read_summaries, read_summary
-from app.api.workers import read_workers
+from app.api.workers import MOST_WORKERS, read_workers
 from app.application import create_app
 from app.catalogue import activate_catalogue, import_catalogue, load_catalogue_dir
 from app.database import Database, check_schema, migrate, open_database
@@ -33,6 +33,7 @@ from app.explain import explain as explain_modules
 from app.hangups import Hangups
 from app.query import list_views, run_query
 from app.settings import RouterSettings
+from app.tls import server_certificate
 from app.waiting import WakeUps
 from readie.command_line import run_command_line
 from readie.document import hash_document
@@ -44,11 +45,11 @@ from readie.errors import (
     DatabaseInUse,
     DatabaseUnavailable,
     PortTaken,
-    RouterUnreachable,
     UsageError,
 )
 from readie.flavor import parse_flavor
-from readie.http import connection, read_answer
+from readie.http import connection, read_answer, unreachable
+from readie.logs import log_to_stderr
 from readie.projection import changed_while_read, load_catalogue
 from readie.settings import check_token, read_settings
 from readie.units import parse_size
@@ -107,9 +108,10 @@ def serve(
     ] = None,
 ) -> None:
     """Serve the API until stopped; catalogues of CATALOGUE_DIR are imported at start, and again at each SIGHUP."""
-    _log_to_stderr(logging.INFO)
     settings = _settings(database, ROUTER_HOST=host, ROUTER_PORT=port)
+    log_to_stderr(logging.INFO, settings.log_format)
     folder = None if settings.catalogue_dir is None else Path(settings.catalogue_dir)
+    certificate = server_certificate(settings)
     hangups = Hangups()
     with (
         hangups.received(),
@@ -127,8 +129,9 @@ def serve(
             access_log=False,
             timeout_graceful_shutdown=10,
             server_header=False,
+            ssl_context_factory=None if certificate is None else lambda _config, _default: certificate,
         )
-        structlog.get_logger().info("serving", host=address, port=bound_port)
+        structlog.get_logger().info("serving", host=address, port=bound_port, tls=certificate is not None)
         with hangups.answered(lambda: _read_again(opened, folder)):
             _Server(config, wake_ups).run(sockets=[listener])
 
@@ -223,7 +226,7 @@ def _import_here(settings: RouterSettings, file: Path) -> ImportedCatalogue:
 def _send_document(router: str, settings: RouterSettings, file: Path) -> ImportedCatalogue:
     """Has a router import the file, which is read a piece at a time."""
     check_token("AUTH_TOKEN", settings.auth_token or "")
-    options = connection(router, settings.auth_token or "", named="--router ")
+    options = connection(router, settings.auth_token or "", settings.router_ca, named="--router ")
     sha256 = hash_document(file)
     try:
         timeout = httpx.Timeout(30, read=IMPORT_TIMEOUT)
@@ -236,7 +239,7 @@ def _send_document(router: str, settings: RouterSettings, file: Path) -> Importe
     except httpx.LocalProtocolError as error:  # it is longer or shorter than it was
         raise changed_while_read(file) from error
     except httpx.HTTPError as error:
-        raise RouterUnreachable(f"{router}: {error}") from error
+        raise unreachable(router, error) from error
     except OSError as error:
         raise BadFile(f"{file}: {error.strerror}") from error
 
@@ -359,7 +362,9 @@ def catalogues(as_json: AsJson = False, database: DatabaseUrl = None, router: Ro
 @app.command(epilog="Example: readie-router workers --router http://127.0.0.1:8700")
 def workers(as_json: AsJson = False, database: DatabaseUrl = None, router: RouterUrl = None) -> None:
     """List the workers, with what is taken of them."""
-    views = _read(_settings(database), router, read_workers, ("GET", "/v1/workers", None), list[WorkerView])
+    views = _read(
+        _settings(database), router, read_workers, ("GET", f"/v1/workers?limit={MOST_WORKERS}", None), list[WorkerView]
+    )
     if as_json:
         _print_json(views)
         return
@@ -515,7 +520,7 @@ def _find_router(settings: RouterSettings) -> str | None:
 
 def _router_of(settings: RouterSettings) -> str:
     """The router that should be the one that has the DuckDB file open; says so."""
-    router = f"http://{settings.host}:{settings.port}"
+    router = f"{'https' if settings.tls_cert else 'http'}://{settings.host}:{settings.port}"
     _say(f"{_duckdb_file(settings)} is open in another process: asking the router at {router} (--router names another)")
     return router
 
@@ -529,14 +534,14 @@ def _ask(
 ) -> Answer:
     method, path, body = route
     check_token("AUTH_TOKEN", settings.auth_token or "")
-    options = connection(router, settings.auth_token or "", named="--router ")
+    options = connection(router, settings.auth_token or "", settings.router_ca, named="--router ")
     content = None if body is None else msgspec.json.encode(body)
     try:
         timeout = 30 + (body.seconds if isinstance(body, SqlRequest) else 0)
         with httpx.Client(**options, timeout=timeout) as http:
             answer = http.request(method, path, content=content, headers={"Content-Type": "application/json"})
     except httpx.HTTPError as error:
-        raise RouterUnreachable(f"{router}: {error}") from error
+        raise unreachable(router, error) from error
     return read_answer(answer, kind)
 
 
@@ -627,26 +632,9 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def _log_to_stderr(level: int) -> None:
-    """Logs of the process and of its libraries, as lines on stderr: stdout is for results."""
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            # plain: a rich traceback shows the values of variables, and secrets may be among them
-            structlog.dev.ConsoleRenderer(
-                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
-            ),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
-
-
 def main() -> None:
     """Entry of the console script."""
-    _log_to_stderr(logging.WARNING)
+    log_to_stderr(logging.WARNING)
     run_command_line("readie-router", app)
 
 

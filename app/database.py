@@ -4,7 +4,7 @@ The only file that knows which of the two it is. Everything else takes a connect
 """
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,6 +33,7 @@ from sqlalchemy import (
     Double,
     Engine,
     Integer,
+    Row,
     Table,
     Text,
     cast,
@@ -65,6 +66,14 @@ LISTEN_SECONDS = 1.0
 _duckdb_writes = threading.Lock()
 
 
+_ENDED = "ended"
+
+
+def tell(connection: Connection, ended: Sequence[Row[Any]]) -> None:
+    """Has `Database.on_ended` told of these calls when the transaction of this connection is committed."""
+    connection.info.setdefault(_ENDED, []).extend(ended)
+
+
 class _DuckDBImpl(DefaultImpl):
     """Alembic knows no DuckDB; what all databases have in common is enough for it."""
 
@@ -92,6 +101,8 @@ class Database:
         self._reader = engine if self._is_duckdb else engine.execution_options(**snapshot)
         self._glancer = engine if self._is_duckdb else engine.execution_options(isolation_level="AUTOCOMMIT")
         self._committed = 0
+        #: Told, after the commit, of the calls that a transaction has ended: rows of `finish_calls`.
+        self.on_ended: Callable[[Sequence[Row[Any]]], None] = lambda _ended: None
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -101,8 +112,10 @@ class Database:
         """
         with _duckdb_writes if self._is_duckdb else nullcontext(), self._problems():
             with self.engine.begin() as connection:
+                ended = connection.info[_ENDED] = []
                 yield connection
             self._committed += 1
+        self.on_ended(ended)
 
     @property
     def version(self) -> int | None:
@@ -247,6 +260,7 @@ def open_database(url: str, *, pool_size: int = 20, pool_timeout_s: float = 30.0
     """
     parsed = _parse(url)
     options: dict[str, Any] = {"pool_size": pool_size, "max_overflow": 0, "pool_timeout": pool_timeout_s}
+    options["hide_parameters"] = True  # errors are logged, and payloads are among the parameters
     if parsed.drivername == "duckdb":
         # The router reads no file by SQL, and fetches no extension. Its statements are short: handing parts of one to
         # other threads costs more than it gains, and requests have threads of their own.

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, Row
 
-from app.database import Database
+from app.database import Database, tell
 from app.placement import PLACEMENTS
 from app.rows import in_parts, write_rows
 from app.session import leave_sessions
@@ -202,7 +202,7 @@ def finish_calls(connection: Connection, results: Mapping[str, Result]) -> None:
         }
         for call_id, result in results.items()
     ]
-    write_rows(connection, "finish_calls", rows)
+    tell(connection, write_rows(connection, "finish_calls", rows))
     for part in in_parts(rows, "result"):
         write_rows(connection, "insert_results", part)
 

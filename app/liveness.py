@@ -11,6 +11,7 @@ from typing import Any
 import structlog
 from sqlalchemy import Connection, Row
 
+from app.audit import KEPT_DAYS
 from app.database import Database
 from app.lease import fail_call, stop_placement
 from app.placement import PLACEMENTS, place_again
@@ -247,7 +248,7 @@ def mark_read(database: Database, call_ids: deque[str]) -> None:
 
 def prune(database: Database, settings: RouterSettings) -> None:
     """Drops payloads, results, output and calls that are past their time, orders that nobody came for, and what was
-    remembered of calls' keys and of expired sessions.
+    remembered of calls' keys, of expired sessions and of administrative requests.
 
     Does nothing while another router sweeps or prunes.
     """
@@ -267,3 +268,4 @@ def prune(database: Database, settings: RouterSettings) -> None:
         expire_sessions(connection)
         connection.execute(statement("delete_old_sessions"), {"expired_ms": EXPIRED_SECONDS * 1000})
         connection.execute(statement("delete_old_session_waits"), {"stale_ms": STALE_SECONDS * 1000})
+        connection.execute(statement("delete_old_audit"), {"kept_days": KEPT_DAYS})

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Row
 
 from app.sql import declared_parameters, statement
 
@@ -11,11 +11,16 @@ from app.sql import declared_parameters, statement
 MOST_BYTES = 8 * 2**20
 
 
-def write_rows(connection: Connection, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Runs the statement called `name` for all rows, of which it takes what it has parameters for; not without rows."""
-    if rows:
-        columns = {column: [row[column] for row in rows] for column in declared_parameters(name)}
-        connection.execute(statement(name), columns)
+def write_rows(connection: Connection, name: str, rows: Sequence[Mapping[str, Any]]) -> Sequence[Row[Any]]:
+    """Runs the statement called `name` for all rows, of which it takes what it has parameters for; not without rows.
+
+    Gives what it returns.
+    """
+    if not rows:
+        return ()
+    columns = {column: [row[column] for row in rows] for column in declared_parameters(name)}
+    written = connection.execute(statement(name), columns)
+    return written.all() if written.returns_rows else ()
 
 
 def in_parts(rows: Sequence[Mapping[str, Any]], column: str) -> Iterator[list[Mapping[str, Any]]]:

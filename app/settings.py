@@ -5,6 +5,7 @@ from typing import Annotated
 import msgspec
 
 from readie import wire
+from readie.logs import LogFormat
 from readie.requirements import PackagesPolicy
 from readie.settings import Bytes, Duration
 
@@ -21,6 +22,9 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     )  # the port to listen on
     auth_token: str | None = None  # what clients send; unset: anyone may call
     worker_token: str | None = None  # what agents send; unset: any agent may join
+    tls_cert: str | None = None  # a certificate (PEM): the router serves https; with TLS_KEY alone
+    tls_key: str | None = None  # its key (PEM), without a password
+    router_ca: str | None = None  # of commands that ask a router by https: a file of certificates (PEM) to trust alone
     worker_ttl: Duration = 30.0  # a worker not heard from for this long is evicted
     sweep_interval: Duration = 5.0  # between two looks for what has expired
     accept_timeout: Duration = 30.0  # a placement not accepted for this long is placed again
@@ -36,3 +40,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_payload: Bytes = Bytes(wire.MAX_PAYLOAD)  # of a call and of a result
     max_catalogue: Bytes = Bytes(2**30)  # of a document sent to the API; it waits in TMPDIR until it is imported
     packages_policy: PackagesPolicy = "version"  # names: skip by name alone, whatever the version
+    rate_limit: (
+        Annotated[float, msgspec.Meta(gt=0, le=1_000_000, description="a number above 0, 1000000 at most")] | None
+    ) = None  # requests a second of each address on clients' routes, counted over ten seconds; unset: no limit
+    log_format: LogFormat = "text"  # json: one object a line, on stderr

@@ -8,9 +8,8 @@ from typing import Any
 import httpx
 
 from pipeline.corpus import ImportSet, is_item_name
-from readie.errors import RouterUnreachable
 from readie.flavor import Flavor
-from readie.http import connection, read_answer
+from readie.http import connection, read_answer, unreachable
 from readie.imports import deepest, outside_stdlib
 from readie.resources import is_resource
 from readie.settings import check_token
@@ -24,12 +23,12 @@ TIMEOUT = 120.0  # seconds for one page: it is counted anew from all calls
 def fetch_recorded(url: str, since: datetime | None = None, flavor: Flavor | None = None) -> list[ImportSet]:
     """The import sets of the calls that the router at `url` has placed, most frequent first.
 
-    AUTH_TOKEN is what the router asks clients for. Names of the standard library, and those that no item can have, are
+    AUTH_TOKEN is what the router asks clients for, ROUTER_CA whom to trust. Names of the standard library, and those that no item can have, are
     left out. Raises `BadSetting`, `RouterUnreachable`, and what the router says.
     """
     token = os.environ.get("AUTH_TOKEN", "")
     check_token("AUTH_TOKEN", token)
-    options = connection(url, token, named="--from-router ")
+    options = connection(url, token, os.environ.get("ROUTER_CA") or None, named="--from-router ")
     parameters: dict[str, Any] = {"limit": PAGE, "offset": 0}
     if since is not None:
         parameters["since"] = since.isoformat()
@@ -45,7 +44,7 @@ def fetch_recorded(url: str, since: datetime | None = None, flavor: Flavor | Non
                     break
                 parameters |= {"until": page.until.isoformat(), "offset": parameters["offset"] + PAGE}
     except httpx.HTTPError as error:
-        raise RouterUnreachable(f"{url}: {error}") from error
+        raise unreachable(url, error) from error
     counts: Counter[tuple[str, ...]] = Counter()
     for modules, count in calls.items():
         counts[_kept(modules)] += count

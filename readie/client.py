@@ -44,12 +44,13 @@ from readie.errors import (
     DatabaseUnavailable,
     NoCapacity,
     PythonMismatch,
+    RateLimited,
     ReadieError,
     RemoteError,
     RouterUnreachable,
     problem_from,
 )
-from readie.http import MESSAGEPACK, connection, read_answer
+from readie.http import MESSAGEPACK, connection, read_answer, retry_after, unreachable
 from readie.imports import Reached, is_local, reach
 from readie.requirements import parse_requirement
 from readie.settings import DEFAULT_ROUTER_URL, RouterUrl, check_token, read_settings
@@ -64,6 +65,7 @@ PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 POLL_SECONDS = 30.0  # of one long poll
 ANSWER_SECONDS = 60.0  # that the router may take beyond what it was asked to wait
 TURN_SECONDS = 600.0  # that a call may wait for its turn in a session; a router's SESSION_WAIT_TIMEOUT is far less
+RATE_SECONDS = 30.0  # that a request waits while the router takes no more of this address
 RECONNECT_SECONDS = 30.0  # that a placed call outlives a router that does not answer
 SETTLE_SECONDS = 15.0  # after a call of a map has ended, until its worker has surely reported the room
 IN_FLIGHT = 16  # calls of one map at a time
@@ -76,6 +78,7 @@ class ClientSettings(msgspec.Struct, frozen=True):
 
     router_url: RouterUrl = DEFAULT_ROUTER_URL  # the router that places the calls
     auth_token: str = ""  # what the router's AUTH_TOKEN is
+    router_ca: str | None = None  # for an https router: a file of certificates (PEM) to trust alone
     resources: str = "resources.toml"  # what `resource` goes by outside of a sandbox
 
 
@@ -395,10 +398,17 @@ def _end(call_id: str) -> _Steps[None]:
 
 
 def _ask(ask: _Ask) -> _Steps[httpx.Response]:
-    try:
-        return (yield ask)
-    except httpx.RequestError as error:
-        raise RouterUnreachable(f"{read_client_settings().router_url}: {_text(error)}") from error
+    """The answer to a request. One that the router put off it did nothing of: it is sent again, for some time."""
+    deadline = time.monotonic() + RATE_SECONDS
+    while True:
+        try:
+            answer = yield ask
+        except httpx.RequestError as error:
+            raise unreachable(read_client_settings().router_url, error) from error
+        pause = retry_after(answer)
+        if answer.status_code != RateLimited.status or time.monotonic() + pause > deadline:
+            return answer
+        yield pause
 
 
 def read_client_settings() -> ClientSettings:
@@ -409,14 +419,9 @@ def _connection() -> dict[str, Any]:
     """What a HTTP client is made of, for the router that the environment names now."""
     settings = read_client_settings()
     check_token("AUTH_TOKEN", settings.auth_token)
-    options = connection(settings.router_url, settings.auth_token)
+    options = connection(settings.router_url, settings.auth_token, settings.router_ca)
     options["headers"] |= {"Accept": f"{MESSAGEPACK}, application/problem+json", "Content-Type": MESSAGEPACK}
-    return {**options, "verify": _certificates()}
-
-
-@functools.cache
-def _certificates() -> Any:
-    return httpx.create_ssl_context()  # loading them takes longer than a whole call
+    return options
 
 
 def _timeout(ask: _Ask) -> httpx.Timeout:

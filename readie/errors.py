@@ -10,7 +10,7 @@ ReadieError                     a sentence, the way out, and a stable `type` (RF
 │   └── NoWorkers, NoCapacity, SessionBusy, SessionExpired
 ├── CallError                   the call was placed, and has no result
 │   └── WorkerLost, OutOfMemory, CallTimeout, CallCancelled, PythonMismatch, InstallFailed, SandboxFailed, RemoteError, ...
-└── Unavailable                 something else is at fault: database behind, router not reachable, ...
+└── Unavailable                 something else is at fault: database behind, router not reachable, rate limited, ...
 """
 
 from typing import ClassVar
@@ -286,6 +286,17 @@ class Unavailable(ReadieError):
     slug, status, title = "unavailable", 503, "Not available"
 
 
+class RateLimited(Unavailable):
+    """The router did nothing: to ask again after `retry_after` seconds is safe."""
+
+    slug, status, title = "rate-limited", 429, "Too many requests came from this address"
+    way_out = "Ask less often, or raise RATE_LIMIT on the router."
+
+    def __init__(self, detail: str = "", way_out: str | None = None, retry_after: int = 1) -> None:
+        super().__init__(detail, way_out)
+        self.retry_after = retry_after
+
+
 class DatabaseBehind(Unavailable):
     slug, title = "database-behind", "The database is behind this version"
     way_out = "Run readie-router upgrade (or alembic upgrade head), or start with readie-router serve --migrate."
@@ -319,6 +330,11 @@ class PortTaken(Unavailable):
 class RouterUnreachable(Unavailable):
     slug, title = "router-unreachable", "The router does not answer"
     way_out = "Start one with readie-router serve, or set ROUTER_URL to the one that runs."
+
+
+class RouterNotTrusted(RouterUnreachable):
+    slug, title = "router-not-trusted", "The router's certificate is not trusted"
+    way_out = "Set ROUTER_CA to a file with the certificate of its issuer, and ask by a name that its certificate has."
 
 
 class RuntimeUnavailable(Unavailable):

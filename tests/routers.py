@@ -14,6 +14,7 @@ import httpx
 
 ROOT = Path(__file__).parent.parent
 SETTINGS = ["DATABASE_URL", "CATALOGUE_DIR", "ROUTER_HOST", "ROUTER_PORT", "ROUTER_URL", "AUTH_TOKEN", "WORKER_TOKEN"]
+SETTINGS += ["LOG_FORMAT", "TLS_CERT", "TLS_KEY", "ROUTER_CA"]
 
 
 @contextmanager
@@ -43,9 +44,9 @@ def serving(*arguments: str, **environ: str) -> Iterator[tuple[subprocess.Popen[
     reader.start()
     try:
         assert ready.wait(60)
-        port = re.search(r"port=(\d+)", "".join(lines))
+        port = re.search(r'port"?[=:] ?(\d+)', "".join(lines))
         assert port, "".join(lines)
-        yield process, f"http://127.0.0.1:{port[1]}", lines
+        yield process, f"{'https' if 'TLS_CERT' in environ else 'http'}://127.0.0.1:{port[1]}", lines
     finally:
         process.kill()
         process.wait()

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from litestar.testing import TestClient
 from sqlalchemy import create_engine, text
+from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
 from app.application import create_app
@@ -573,6 +574,32 @@ def test_the_openapi_document(refusing: httpx.Client) -> None:
     assert set(CALL) < set(document["components"]["schemas"][body.rpartition("/")[2]]["properties"])
 
 
+def test_the_openapi_document_says_what_needs_a_token(refusing: httpx.Client) -> None:
+    """All but what operators ask."""
+    paths = refusing.get("/schema").json()["paths"]
+    open_to_all = [path for path, methods in paths.items() for each in methods.values() if each.get("security") == [{}]]
+
+    assert open_to_all == ["/health", "/ready", "/metrics"]
+
+
+def test_the_openapi_document_says_what_is_refused(refusing: httpx.Client) -> None:
+    """Fields that a request does not have, where the router does not take them, and what is no flavor."""
+    document = refusing.get("/schema").json()
+    schemas = {name.rpartition("_")[2]: schema for name, schema in document["components"]["schemas"].items()}
+    parameters = [
+        parameter
+        for path in document["paths"].values()
+        for operation in path.values()
+        for parameter in operation.get("parameters", ())
+        if parameter["name"] == "flavor"
+    ]
+
+    assert schemas["CallRequest"]["additionalProperties"] is False
+    assert "additionalProperties" not in schemas["CallPlaced"]
+    assert len(parameters) == 7
+    assert [parameter["schema"]["enum"] for parameter in parameters] == [["cpu", "gpu"]] * 7
+
+
 # ---- whatever goes wrong ----
 
 
@@ -795,7 +822,7 @@ def test_a_request_without_a_body_is_told_so(refusing: httpx.Client) -> None:
 
 def test_faults_of_the_application_say_nothing_of_its_inside(serve: Serve, database: Database) -> None:
     """An unexpected fault is answered without internals; the log has it, under the id in the answer."""
-    with serve(sweep_interval=3600) as client, capture_logs() as logged:
+    with serve(sweep_interval=3600) as client, capture_logs([merge_contextvars]) as logged:
         time.sleep(0.2)  # the first sweep is over
         with database.transaction() as connection:
             connection.execute(text("ALTER TABLE workers RENAME TO elsewhere"))
@@ -804,7 +831,7 @@ def test_faults_of_the_application_say_nothing_of_its_inside(serve: Serve, datab
     assert (answer.status_code, problem(answer)) == (500, "internal")
     assert answer.json()["detail"] == ""
     (entry,) = (entry for entry in logged if entry["log_level"] == "error")
-    assert entry["instance"] == answer.json()["instance"]
+    assert answer.json()["instance"] == f"urn:readie:request:{entry['request_id']}"
     assert "workers" in str(entry["exc_info"])
 
 
@@ -818,6 +845,76 @@ def test_a_database_that_is_away_is_said_without_where_it_is() -> None:
     assert not {"127.0.0.1", "secret"} & set(answer.text.replace(":", " ").replace("@", " ").split())
     assert "127.0.0.1" in str(logged)
     assert "secret" not in str(logged)
+
+
+# ---- lists ----
+
+
+def names(client: httpx.Client, path: str, key: str, **parameters: Any) -> list[str]:
+    """One field of each entry of a list."""
+    answer = client.get(path, params=parameters)
+    assert answer.status_code == 200, answer.text
+    return [view[key] for view in answer.json()]
+
+
+def test_a_page_of_workers(client: httpx.Client) -> None:
+    """By id; of one flavor, in one state, some at a time, each with what it holds."""
+    held = {"generations": [{"generation": "0" * 64, "checkpoint_ids": ["a"]}]}
+    client.put("/v1/workers/c", json=STATUS)
+    client.put("/v1/workers/a", json=STATUS | {"state": "starting"} | held)
+    client.put("/v1/workers/b", json=STATUS | {"flavor": "gpu", "gpu_total": GIB})
+
+    assert names(client, "/v1/workers", "worker_id") == ["a", "b", "c"]
+    assert names(client, "/v1/workers", "worker_id", flavor="cpu") == ["a", "c"]
+    assert names(client, "/v1/workers", "worker_id", flavor="cpu", state="ready") == ["c"]
+    assert names(client, "/v1/workers", "worker_id", limit=1, offset=1) == ["b"]
+    (first,) = client.get("/v1/workers", params={"limit": 1}).json()
+    assert [each["checkpoint_ids"] for each in first["generations"]] == [["a"]]
+
+
+def test_the_list_of_calls(client: httpx.Client, worker: str) -> None:
+    """The latest first; by state, function, worker and time of placement, some at a time."""
+    for function in ("first", "second", "first"):
+        placed = place(client, function=function, memory=1)
+    client.put(f"/v1/placements/{placed['placement']['placement_id']}/result", json=RESULT)
+    third, second, _ = client.get("/v1/calls").json()
+
+    assert names(client, "/v1/calls", "function") == ["first", "second", "first"]
+    assert names(client, "/v1/calls", "call_id", function="first", state="finished") == [third["call_id"]]
+    assert names(client, "/v1/calls", "call_id", function="nowhere") == []
+    assert len(names(client, "/v1/calls", "call_id", worker_id=worker)) == 3
+    assert names(client, "/v1/calls", "call_id", worker_id="other") == []
+    since = second["created_at"]
+    assert names(client, "/v1/calls", "call_id", since=since) == [third["call_id"], second["call_id"]]
+    assert names(client, "/v1/calls", "function", limit=1, offset=1) == ["second"]
+
+
+def test_the_list_of_catalogues_of_a_flavor(client: httpx.Client, database: Database) -> None:
+    """Those of the other one are left out."""
+    for flavor in ("cpu", "gpu"):
+        import_catalogue(database, read(make_worked_example() | {"flavor": flavor}))
+
+    assert names(client, "/v1/catalogues", "flavor") == ["cpu", "gpu"]
+    assert names(client, "/v1/catalogues", "flavor", flavor="gpu") == ["gpu"]
+
+
+@pytest.mark.parametrize(
+    ("path", "slug"),
+    [
+        ("/v1/workers?flavor=tpu", "bad-flavor"),
+        ("/v1/workers?state=lost", "bad-request"),
+        ("/v1/workers?limit=10001", "bad-request"),
+        ("/v1/catalogues?flavor=tpu", "bad-flavor"),
+        ("/v1/calls?function=a%00b", "bad-request"),
+        ("/v1/calls?function=" + "x" * 1025, "bad-request"),
+        ("/v1/calls?worker_id=a%20b", "bad-request"),
+        ("/v1/calls?since=2026-11-30T12:00:00", "bad-request"),
+        ("/v1/calls?since=yesterday", "bad-request"),
+    ],
+)
+def test_filters_that_are_refused(refusing: httpx.Client, path: str, slug: str) -> None:
+    """What no entry can be is a mistake, and no empty list."""
+    assert problem(refusing.get(path)) == slug
 
 
 # ---- tokens ----

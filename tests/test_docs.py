@@ -125,6 +125,20 @@ def test_commands_that_the_pages_name_exist() -> None:
     assert set() == said - set(COMMANDS)
 
 
+def test_promises_of_security_name_tests_that_exist() -> None:
+    """Each row of the first table names the tests that hold it."""
+    page = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    promises = page.partition("## What is promised\n")[2].partition("\n## ")[0]
+    rows = [line for line in promises.splitlines() if line.startswith("| ")][1:]
+    named = re.findall(r"`(tests/\w+\.py)::(\w+)`", page)
+
+    assert rows
+    assert [row for row in rows if "`tests/" not in row] == []
+    assert [
+        f"{file}::{test}" for file, test in named if f"def {test}(" not in (ROOT / file).read_text(encoding="utf-8")
+    ] == []
+
+
 def test_the_containers_read_the_catalogues_of_the_checkout() -> None:
     """compose.yaml mounts ./catalogues read-only where CATALOGUE_DIR of the router points."""
     router = (

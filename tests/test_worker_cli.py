@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -233,6 +234,26 @@ def test_a_checkpoint_of_another_flavor_than_the_sandboxes_is_refused(rootfs: Pa
 
     assert done.returncode == 2
     assert "--flavor gpu" in done.stderr
+
+
+def test_serve_logs_an_object_a_line(rootfs: Path, tmp_path: Path) -> None:
+    """With LOG_FORMAT=json, from the first line to the last; the token is in none."""
+    settings = {"ROOTFS": str(rootfs), "WORKER_DIR": str(tmp_path), "ROUTER_URL": "http://127.0.0.1:1"}
+    settings |= {"WORKER_TOKEN": "s3cret-agent", "LOG_FORMAT": "json"}
+    command = [sys.executable, "-m", "worker.cli", "serve"]
+    with subprocess.Popen(command, env=os.environ | settings, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if "127.0.0.1:1" in line:  # it cannot report
+                process.send_signal(signal.SIGTERM)
+
+    logged = [json.loads(line) for line in lines]
+    assert process.returncode == 0
+    assert {"event", "level", "timestamp"} <= set.intersection(*map(set, logged))
+    assert any("isolates nothing" in each["event"] for each in logged)
+    assert "s3cret" not in "".join(lines)
 
 
 @pytest.mark.parametrize(

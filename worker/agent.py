@@ -4,10 +4,10 @@ It dials in; nothing ever connects to it. One thread reports, one polls, and eac
 """
 
 import fcntl
+import logging
 import os
 import resource
 import signal
-import sys
 import threading
 import time
 from collections import Counter
@@ -40,6 +40,7 @@ from readie.errors import (
     WorkerLost,
 )
 from readie.flavor import Flavor, check_gpu
+from readie.logs import log_to_stderr
 from readie.manifest import Description
 from readie.wire import (
     Assignment,
@@ -805,7 +806,7 @@ def serve(environ: Mapping[str, str]) -> None:
     """`readie-worker serve`: runs until SIGTERM or Ctrl-C; a second one ends what still runs."""
     settings = read_worker_settings(environ)
     check_gpu(settings.worker_flavor)
-    configure_log()
+    log_to_stderr(logging.INFO, settings.log_format)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # a sandbox takes about ten descriptors
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with owned_folder(settings.folder) as folder:
@@ -861,16 +862,3 @@ def run_until_signal(agent: Agent) -> None:
         os.close(mouth)
     if failures:
         raise failures[0]
-
-
-def configure_log() -> None:
-    """Readable lines on stderr."""
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            structlog.dev.ConsoleRenderer(colors=False),
-        ],
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
-    )

@@ -8,7 +8,7 @@ import httpx
 import msgspec
 
 from readie.errors import ReadieError, RouterUnreachable
-from readie.http import MESSAGEPACK, connection, problem_in, read_answer
+from readie.http import MESSAGEPACK, connection, problem_in, read_answer, unreachable
 from readie.wire import Orders, Output, Result, WorkerStatus
 from worker.settings import WorkerSettings
 
@@ -22,7 +22,7 @@ class Router:
 
     def __init__(self, settings: WorkerSettings) -> None:
         self.worker_id = settings.worker_id
-        options = connection(settings.router_url, settings.worker_token)
+        options = connection(settings.router_url, settings.worker_token, settings.router_ca)
         options["headers"]["Content-Type"] = MESSAGEPACK
         self.http = httpx.Client(
             **options,
@@ -37,7 +37,7 @@ class Router:
         try:
             answer = self.http.request(method, path, content=content, headers=accept, timeout=timeout)
         except httpx.RequestError as error:
-            raise RouterUnreachable(f"{self.http.base_url}: {error}") from error
+            raise unreachable(self.http.base_url, error) from error
         if answer.is_success:
             return answer
         raise problem_in(answer)

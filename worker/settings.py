@@ -11,6 +11,7 @@ import msgspec
 
 from readie.errors import BadSetting
 from readie.flavor import Flavor
+from readie.logs import LogFormat
 from readie.settings import DEFAULT_ROUTER_URL, Bytes, Duration, RouterUrl, check_token, read_settings
 from readie.wire import IDENTIFIER, MAX_PAYLOAD
 
@@ -26,6 +27,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     rootfs: str  # the root filesystem: a folder with its own bin/python
     router_url: RouterUrl = DEFAULT_ROUTER_URL  # the router that this worker offers itself to
     worker_token: str = ""  # what the router's WORKER_TOKEN is
+    router_ca: str | None = None  # for an https router: a file of certificates (PEM) to trust alone
     worker_id: Annotated[
         str,
         msgspec.Meta(
@@ -66,6 +68,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[str, msgspec.Meta(pattern=r"^https?://[^/]", description="a URL of a package index")] | None
     ) = None  # where the packages that calls bring may come from
     packages_wheels: str | None = None  # a folder of wheels that they may come from
+    log_format: LogFormat = "text"  # json: one object a line, on stderr
 
     @property
     def folder(self) -> Path:

@@ -3,38 +3,61 @@
 Bodies are decoded here once, straight into the wire type that the route names, and strictly.
 """
 
-import math
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from hmac import compare_digest
-from typing import Any, Final
+from math import ceil, isfinite
+from typing import Annotated, Any, Final
 
 import msgspec
+from limits import RateLimitItemPerSecond
+from limits.storage import MemoryStorage
+from limits.strategies import FixedWindowRateLimiter
 from litestar import Request, Response
+from litestar._openapi.schema_generation import SchemaCreator
+from litestar._openapi.schema_generation.plugins.struct import StructSchemaPlugin
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
+from litestar.openapi.spec import Schema
+from litestar.params import PathParameter, QueryParameter
 from litestar.response.base import ASGIResponse
+from litestar.typing import FieldDefinition
 
 from app.database import Database
 from app.groups import Groups
 from app.keys import Asked
+from app.metrics import Metrics
 from app.settings import RouterSettings
 from app.waiting import WakeUps
-from readie.errors import BadFlavor, BadRequest, Unauthorized
+from readie.errors import BadFlavor, BadRequest, RateLimited, Unauthorized
 from readie.flavor import Flavor
 from readie.wire import MAX_NAME, CallPlaced, ExplainRequest, Explanation, Output, Problem, Result
+
+_ENUM = {"enum": [flavor.value for flavor in Flavor]}
+
+#: A flavor in a path and in a query: described as one of two, and refused by `parse_flavor`, with what is accepted.
+FlavorPath = Annotated[str, PathParameter(schema_extra=_ENUM)]
+FlavorQuery = Annotated[str | None, QueryParameter(description="default: both", schema_extra=_ENUM)]
+
+#: A time in a query.
+Time = Annotated[datetime | None, QueryParameter(description="with an offset from UTC: 2026-11-30T12:00:00Z")]
 
 JSON: Final = "application/json"
 #: The registered name first; the others are in use.
 MSGPACK: Final = ("application/vnd.msgpack", "application/msgpack", "application/x-msgpack")
 PROBLEM: Final = "application/problem+json"
 
+#: Seconds of one window of RATE_LIMIT: a burst may have as much as so many seconds.
+RATE_WINDOW: Final = 10
+
 #: In the OpenAPI document: whatever goes wrong is answered with a problem document.
 PROBLEMS: Final = {
     status: ResponseSpec(Problem, description="A problem document", media_type=PROBLEM, generate_examples=False)
-    for status in (400, 401, 404, 409, 410, 413, 422, 500, 503)
+    for status in (400, 401, 404, 409, 410, 413, 422, 429, 500, 503)
 }
 
 
@@ -45,6 +68,7 @@ class Serving:
     database: Database
     settings: RouterSettings
     wake_ups: WakeUps
+    metrics: Metrics
     naming: Groups[Flavor | str, str | None]  # a flavor or a SHA-256; the SHA-256 of its catalogue, if there is one
     explaining: Groups[ExplainRequest, Explanation]
     placing: Groups[Asked, CallPlaced]
@@ -52,6 +76,16 @@ class Serving:
     named: dict[str, tuple[int | None, str | None]] = field(default_factory=dict)  # the database's version too
     were_read: deque[str] = field(default_factory=deque)  # calls whose ends were read, to be written down
     ending: Groups[tuple[str, Result], list[str]]  # placement and its result; topics of who waits for that
+
+
+class WireSchemas(StructSchemaPlugin):
+    """How the OpenAPI document describes wire types: it says, too, which refuse fields that they do not have."""
+
+    def to_openapi_schema(self, field_definition: FieldDefinition, schema_creator: SchemaCreator) -> Schema:
+        schema = super().to_openapi_schema(field_definition, schema_creator)
+        if field_definition.annotation.__struct_config__.forbid_unknown_fields:
+            schema.additional_properties = False
+        return schema
 
 
 class WireRequest(Request[Any, Any, Any]):
@@ -87,7 +121,7 @@ def _check(value: Any, *, text: bool) -> None:
         if text:
             check_text(value)
     elif isinstance(value, float):
-        if not math.isfinite(value):
+        if not isfinite(value):
             raise BadRequest(f"{value} is not a finite number")
     elif isinstance(value, dict):
         for key, inner in value.items():
@@ -99,6 +133,13 @@ def _check(value: Any, *, text: bool) -> None:
     elif isinstance(value, msgspec.Struct):
         for name in value.__struct_fields__:
             _check(getattr(value, name), text=text)
+
+
+def check_times(*times: datetime | None) -> None:
+    """Raises `BadRequest` for a time that does not say where."""
+    for each in times:
+        if each is not None and each.tzinfo is None:
+            raise BadRequest(f"{each.isoformat()} says no offset from UTC", "Write 2026-11-30T12:00:00Z, say.")
 
 
 def check_text(text: str) -> None:
@@ -155,10 +196,36 @@ def token_guard(token: str | None) -> Callable[[ASGIConnection[Any, Any, Any, An
     return check_token
 
 
+def rate_guard(
+    requests_per_second: float | None,
+) -> Callable[[ASGIConnection[Any, Any, Any, Any], BaseRouteHandler], Awaitable[None]]:
+    """A guard that lets each address have so many requests, counted in windows of ten seconds; None: any number."""
+    if requests_per_second is None:
+        return _let_through
+    most = RateLimitItemPerSecond(ceil(requests_per_second * RATE_WINDOW), RATE_WINDOW)
+    limiter = FixedWindowRateLimiter(MemoryStorage())
+
+    async def check_rate(connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:
+        address = connection.client.host if connection.client else ""
+        if not limiter.hit(most, address):
+            seconds = max(1, ceil(limiter.get_window_stats(most, address).reset_time - time.time()))
+            way_out = f"Try again in {seconds} seconds, or raise RATE_LIMIT on the router."
+            raise RateLimited(f"{most.amount} requests came within {RATE_WINDOW} seconds", way_out, seconds)
+
+    return check_rate
+
+
+async def _let_through(_connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:
+    pass
+
+
 async def check_path(connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:
-    """A guard: names in the path are text that a database holds, and no longer than names are."""
+    """A guard: what is in the path and in the query is text that a database holds, and names are no longer than that."""
     path: str = connection.scope["path"]
     check_text(path)
+    if connection.scope["query_string"]:
+        for _, value in connection.query_params.multi_items():
+            check_text(value)
     # No name has a / but an item's key, which comes last.
     if len(path) > 2 * MAX_NAME or any(len(name) > MAX_NAME for name in path.split("/")):
         raise BadRequest(f"the path is longer than that of any name of {MAX_NAME} characters")

@@ -11,9 +11,9 @@ from litestar import delete, get, post
 from litestar.concurrency import sync_to_thread
 from litestar.di import NamedDependency
 from litestar.params import FromPath, HeaderParameter, JSONBody, QueryParameter
-from sqlalchemy import Connection, Row
+from sqlalchemy import Row
 
-from app.api import PROBLEMS, Serving
+from app.api import PROBLEMS, Serving, Time, check_times
 from app.catalogue import find_active_catalogue, find_catalogue
 from app.database import Database
 from app.explain import explain_calls, remembered
@@ -36,6 +36,8 @@ from readie.errors import (
 from readie.flavor import Flavor
 from readie.units import ns_to_seconds
 from readie.wire import (
+    IDENTIFIER,
+    MAX_NAME,
     MAX_WAIT,
     CallPlaced,
     CallRequest,
@@ -81,7 +83,7 @@ async def place(
     asked = Asked(call_id=uuid4().hex, request=data, key=idempotency_key)
     placed = None
     try:
-        placed = await _wait_to_place(serving, asked)
+        placed = await serving.metrics.count_placement(data, _wait_to_place(serving, asked))
     finally:
         if data.session_id is not None and (placed is None or placed.call_id != asked.call_id):
             await sync_to_thread(_stop_waiting, serving.database, asked.call_id)
@@ -202,19 +204,20 @@ def cancel(call_id: FromPath[str], serving: NamedDependency[Serving]) -> None:
 
 @get("/calls", operation_id="listCalls", sync_to_thread=True, responses=PROBLEMS)
 def list_calls(
+    *,
     database: NamedDependency[Database],
     in_state: Annotated[CallState | None, QueryParameter(name="state")] = None,
+    function: Annotated[str | None, QueryParameter(max_length=MAX_NAME)] = None,
+    worker_id: Annotated[str | None, QueryParameter(pattern=IDENTIFIER, description="of the latest placement")] = None,
+    since: Time = None,
     limit: Limit = 100,
     offset: Offset = 0,
 ) -> list[CallView]:
     """Calls, the latest first."""
+    check_times(since)
+    asked = {"state": in_state, "function": function, "worker_id": worker_id, "since": since}
     with database.reading() as connection:
-        return read_calls(connection, in_state, limit, offset)
-
-
-def read_calls(connection: Connection, state: CallState | None, limit: int, offset: int) -> list[CallView]:
-    """A page of the calls in this state (None: any), the latest first."""
-    rows = connection.execute(statement("call_rows"), {"state": state, "at_most": limit, "skip": offset})
+        rows = connection.execute(statement("call_rows"), {**asked, "at_most": limit, "skip": offset}).all()
     return [
         CallView(
             call_id=row.call_id,

@@ -14,7 +14,7 @@ from litestar.openapi.spec import OpenAPIMediaType, OpenAPIType, Operation, Requ
 from litestar.params import FromPath, JSONBody, QueryParameter
 from sqlalchemy import Connection, Row
 
-from app.api import JSON, PROBLEMS, WireRequest
+from app.api import JSON, PROBLEMS, FlavorPath, FlavorQuery, WireRequest
 from app.catalogue import (
     activate_catalogue,
     find_active_catalogue,
@@ -51,10 +51,14 @@ def read_summaries(connection: Connection, flavor: Flavor | None = None) -> list
 
 
 @get("/catalogues", operation_id="listCatalogues", sync_to_thread=True, responses=PROBLEMS)
-def list_all(database: NamedDependency[Database]) -> list[CatalogueSummary]:
+def list_all(
+    database: NamedDependency[Database],
+    flavor: FlavorQuery = None,
+) -> list[CatalogueSummary]:
     """The catalogues that are imported, by flavor: the active one first, then the newest."""
+    asked = None if flavor is None else parse_flavor(flavor)
     with database.reading() as connection:
-        return read_summaries(connection)
+        return read_summaries(connection, asked)
 
 
 @dataclass
@@ -126,7 +130,7 @@ def _import(database: Database, path: Path, sha256: str) -> ImportedCatalogue:
     responses=PROBLEMS,
 )
 def activate(
-    flavor: FromPath[str], data: JSONBody[ActivateRequest], database: NamedDependency[Database]
+    flavor: FlavorPath, data: JSONBody[ActivateRequest], database: NamedDependency[Database]
 ) -> CatalogueSummary:
     """Makes an imported catalogue the active one of its flavor, an earlier one too, until its file changes."""
     activate_catalogue(database, data.sha256, parse_flavor(flavor))
@@ -143,7 +147,7 @@ def read_summary(database: Database, sha256: str) -> CatalogueSummary:
 
 
 @get("/catalogues/{flavor:str}", operation_id="readCatalogue", sync_to_thread=True, responses=PROBLEMS)
-def read_active(flavor: FromPath[str], database: NamedDependency[Database]) -> CatalogueSummary:
+def read_active(flavor: FlavorPath, database: NamedDependency[Database]) -> CatalogueSummary:
     """The active catalogue of a flavor."""
     with database.reading() as connection:
         _active(connection, flavor)
@@ -151,7 +155,7 @@ def read_active(flavor: FromPath[str], database: NamedDependency[Database]) -> C
 
 
 @get("/catalogues/{flavor:str}/items/{key:path}", operation_id="readItem", sync_to_thread=True, responses=PROBLEMS)
-def read_one_item(flavor: FromPath[str], key: FromPath[str], database: NamedDependency[Database]) -> ItemView:
+def read_one_item(flavor: FlavorPath, key: FromPath[str], database: NamedDependency[Database]) -> ItemView:
     """An item of the flavor's active catalogue, and what importing it costs with all that it needs."""
     key = key.removeprefix("/")
     with database.reading() as connection:
@@ -178,7 +182,7 @@ def read_one_item(flavor: FromPath[str], key: FromPath[str], database: NamedDepe
     responses=PROBLEMS,
 )
 def read_one_checkpoint(
-    flavor: FromPath[str], checkpoint_id: FromPath[str], database: NamedDependency[Database]
+    flavor: FlavorPath, checkpoint_id: FromPath[str], database: NamedDependency[Database]
 ) -> CheckpointView:
     """A checkpoint of the flavor's active catalogue, and what it holds."""
     with database.reading() as connection:

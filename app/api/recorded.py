@@ -1,20 +1,16 @@
 """The route that tells what calls import together, and how often: what `readie-pipeline corpus` plans from."""
 
-from datetime import datetime
 from typing import Annotated
 
 from litestar import get
 from litestar.di import NamedDependency
 from litestar.params import QueryParameter
 
-from app.api import PROBLEMS
+from app.api import PROBLEMS, FlavorQuery, Time, check_times
 from app.database import Database
 from app.sql import statement
-from readie.errors import BadRequest
 from readie.flavor import parse_flavor
 from readie.wire import RecordedImports, RecordedSet
-
-Time = Annotated[datetime | None, QueryParameter(description="with an offset from UTC: 2026-11-30T12:00:00Z")]
 
 
 @get("/calls/imports", operation_id="readRecordedImports", sync_to_thread=True, responses=PROBLEMS)
@@ -23,14 +19,12 @@ def read_recorded_imports(
     database: NamedDependency[Database],
     since: Time = None,
     until: Time = None,
-    flavor: Annotated[str | None, QueryParameter(description="of the workers; default: any")] = None,
+    flavor: FlavorQuery = None,
     limit: Annotated[int, QueryParameter(ge=1, le=10_000)] = 1000,
     offset: Annotated[int, QueryParameter(ge=0, le=2**31 - 1)] = 0,
 ) -> RecordedImports:
     """The sets of modules that calls asked for, most frequent first. Later pages take `until` from the first one."""
-    for time in (since, until):
-        if time is not None and time.tzinfo is None:
-            raise BadRequest(f"{time.isoformat()} says no offset from UTC", "Write 2026-11-30T12:00:00Z, say.")
+    check_times(since, until)
     parameters = {
         "since": since,
         "until": until,

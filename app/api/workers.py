@@ -10,17 +10,30 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody, PathParameter, QueryParameter
 from sqlalchemy import Connection
 
-from app.api import PROBLEMS, Serving
-from app.api.calls import Wait
+from app.api import PROBLEMS, FlavorQuery, Serving
+from app.api.calls import Offset, Wait
 from app.database import Database
 from app.lease import accept_placements, add_output, end_placements, find_orders
 from app.liveness import expire_unreported, report_status
 from app.sql import statement
 from app.waiting import call_topic, worker_topic
 from readie.errors import PlacementTaken, ResultTooLarge, UnknownPlacement, UnknownWorker
-from readie.flavor import Flavor
+from readie.flavor import Flavor, parse_flavor
 from readie.units import ns_to_seconds
-from readie.wire import IDENTIFIER, HeldGeneration, Orders, Output, Result, WorkerStatus, WorkerView, problem_of
+from readie.wire import (
+    IDENTIFIER,
+    HeldGeneration,
+    Orders,
+    Output,
+    Result,
+    WorkerState,
+    WorkerStatus,
+    WorkerView,
+    problem_of,
+)
+
+#: Workers that one answer lists at most.
+MOST_WORKERS = 10_000
 
 
 @put("/workers/{worker_id:str}", operation_id="reportWorker", status_code=204, sync_to_thread=True, responses=PROBLEMS)
@@ -129,16 +142,33 @@ def end_together(database: Database, results: Sequence[tuple[str, Result]]) -> S
 
 
 @get("/workers", operation_id="listWorkers", sync_to_thread=True, responses=PROBLEMS)
-def list_workers(database: NamedDependency[Database]) -> list[WorkerView]:
+def list_workers(
+    database: NamedDependency[Database],
+    flavor: FlavorQuery = None,
+    in_state: Annotated[WorkerState | None, QueryParameter(name="state")] = None,
+    limit: Annotated[int, QueryParameter(ge=1, le=MOST_WORKERS)] = 1000,
+    offset: Offset = 0,
+) -> list[WorkerView]:
     """Workers, by id, with what is taken of them."""
+    asked = None if flavor is None else parse_flavor(flavor)
     with database.reading() as connection:
-        return read_workers(connection)
+        return read_workers(connection, flavor=asked, state=in_state, limit=limit, offset=offset)
 
 
-def read_workers(connection: Connection) -> list[WorkerView]:
-    """All workers, by id."""
+def read_workers(
+    connection: Connection,
+    *,
+    flavor: Flavor | None = None,
+    state: WorkerState | None = None,
+    limit: int = MOST_WORKERS,
+    offset: int = 0,
+) -> list[WorkerView]:
+    """A page of the workers of this flavor in this state (None: any), by id."""
+    asked = {"flavor": None if flavor is None else flavor.value, "state": state, "at_most": limit, "skip": offset}
+    rows = connection.execute(statement("worker_rows"), asked).all()
+    listed = {"worker_ids": [row.worker_id for row in rows]}
     held: dict[str, dict[str, HeldGeneration]] = {}
-    for row in connection.execute(statement("generations_of_workers")):
+    for row in connection.execute(statement("generations_of_workers"), listed):
         generation = held.setdefault(row.worker_id, {}).setdefault(
             row.generation,
             HeldGeneration(
@@ -169,5 +199,5 @@ def read_workers(connection: Connection) -> list[WorkerView]:
             heard_at=row.heard_at,
             generations=list(held.get(row.worker_id, {}).values()),
         )
-        for row in connection.execute(statement("worker_rows"))
+        for row in rows
     ]

@@ -14,7 +14,7 @@ from sqlalchemy import TextClause, text
 
 _NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 #: Where the views are, in the order in which they build on one another.
-VIEW_FILES = ("views_tables.sql", "views.sql", "views_calls.sql")
+VIEW_FILES = ("views_tables.sql", "views.sql", "views_calls.sql", "views_audit.sql")
 
 _VIEW = re.compile(r"((?:^-- [^\n]+\n)+)^CREATE VIEW (\w+) AS\n(.+?);$", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"--.*$", re.MULTILINE)

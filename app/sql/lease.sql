@@ -215,6 +215,7 @@ RETURNING
 -- name: finish_calls
 -- How calls ended; all lists are one value a call.
 -- parameters: call_id text[], state text[], outcome text[], started text[], measured_ready_ns bigint[]
+-- returns: outcome, predicted_ready_ns, measured_ready_ns
 UPDATE calls SET
     state = ended.state, outcome = ended.outcome, started = ended.started,
     measured_ready_ns = ended.measured_ready_ns, finished_at = now()
@@ -224,7 +225,8 @@ FROM (
         unnest(CAST(:outcome AS text[])) AS outcome, unnest(CAST(:started AS text[])) AS started,
         unnest(CAST(:measured_ready_ns AS bigint[])) AS measured_ready_ns
 ) ended
-WHERE calls.call_id = ended.call_id;
+WHERE calls.call_id = ended.call_id
+RETURNING calls.outcome, calls.predicted_ready_ns, calls.measured_ready_ns;
 
 -- name: insert_results
 -- Calls' results, as MessagePack.
@@ -411,8 +413,8 @@ DELETE FROM call_keys WHERE created_at <= now() - CAST(:kept_s AS bigint) * INTE
 DELETE FROM cancellations WHERE created_at <= now() - CAST(:unread_ms AS bigint) * INTERVAL '1 millisecond';
 
 -- name: worker_rows
--- Workers with what is used by sandboxes and what leases without one reserve, by id.
--- parameters: none
+-- Workers with what is used by sandboxes and what leases without one reserve, by id; flavor and state null: any.
+-- parameters: flavor text, state text, at_most integer, skip integer
 WITH live AS (
     SELECT worker_id, sum(memory_bytes) AS memory_bytes, sum(gpu_memory_bytes) AS gpu_bytes, count(*) AS sandboxes
     FROM sandboxes
@@ -443,11 +445,14 @@ SELECT
 FROM workers
 LEFT JOIN live ON live.worker_id = workers.worker_id
 LEFT JOIN leased ON leased.worker_id = workers.worker_id
-ORDER BY workers.worker_id COLLATE "C";
+WHERE (CAST(:flavor AS text) IS NULL OR workers.flavor = CAST(:flavor AS text))
+  AND (CAST(:state AS text) IS NULL OR workers.state = CAST(:state AS text))
+ORDER BY workers.worker_id COLLATE "C"
+LIMIT CAST(:at_most AS integer) OFFSET CAST(:skip AS integer);
 
 -- name: generations_of_workers
--- What workers hold.
--- parameters: none
+-- What these workers hold.
+-- parameters: worker_ids text[]
 -- returns: worker_id, generation, restore_fixed_ns, cold_fixed_ns, checkpoint_id (null: it offers none of it)
 SELECT
     worker_generations.worker_id, worker_generations.generation, worker_generations.restore_fixed_ns,
@@ -456,15 +461,21 @@ FROM worker_generations
 LEFT JOIN worker_checkpoints
     ON worker_checkpoints.worker_id = worker_generations.worker_id
    AND worker_checkpoints.generation = worker_generations.generation
+WHERE worker_generations.worker_id IN (SELECT unnest(CAST(:worker_ids AS text[])))
 ORDER BY worker_generations.worker_id, worker_generations.generation, worker_checkpoints.checkpoint_id COLLATE "C";
 
 -- name: call_rows
--- Calls, the latest first; state null: all.
--- parameters: state text, at_most integer, skip integer
+-- Calls, the latest first; state, function, worker_id (of the latest placement) and since (placed then or later) null:
+-- any.
+-- parameters: state text, function text, worker_id text, since timestamp with time zone
+-- parameters: at_most integer, skip integer
 SELECT
     call_id, state, function, created_at, finished_at, worker_id, checkpoint_id, generation, predicted_ready_ns,
     measured_ready_ns
 FROM calls
-WHERE CAST(:state AS text) IS NULL OR state = CAST(:state AS text)
+WHERE (CAST(:state AS text) IS NULL OR state = CAST(:state AS text))
+  AND (CAST(:function AS text) IS NULL OR function = CAST(:function AS text))
+  AND (CAST(:worker_id AS text) IS NULL OR worker_id = CAST(:worker_id AS text))
+  AND (CAST(:since AS timestamp with time zone) IS NULL OR created_at >= CAST(:since AS timestamp with time zone))
 ORDER BY created_at DESC, call_id
 LIMIT CAST(:at_most AS integer) OFFSET CAST(:skip AS integer);

@@ -1,0 +1,122 @@
+"""The router keeps to its OpenAPI document: requests that it describes, and requests that it does not, get answers that
+it describes. A real router process over DuckDB, and requests made up by schemathesis.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
+from litestar.serialization import decode_json, encode_json
+from schemathesis import Case, GenerationMode, Response
+from schemathesis.specs.openapi import checks
+from sqlalchemy import create_engine
+
+from app.api import PROBLEM
+from app.application import create_app
+from app.database import Database
+from app.settings import RouterSettings
+from readie.errors import PREFIX, problems
+from readie.wire import Problem
+from tests.catalogues import make_worked_example
+from tests.routers import ask, serving
+
+#: Requests of each kind (described, and not) for each operation.
+EXAMPLES = 12
+
+NOWHERE = Database(create_engine("postgresql+psycopg://127.0.0.1:1/readie"))  # nobody asks it for anything
+DOCUMENT: dict[str, Any] = decode_json(encode_json(create_app(RouterSettings(), NOWHERE).openapi_schema.to_schema()))
+SCHEMA = schemathesis.openapi.from_dict(DOCUMENT)
+OPERATIONS = {
+    operation["operationId"]: SCHEMA[path][method]
+    for path, methods in DOCUMENT["paths"].items()
+    for method, operation in methods.items()
+}
+
+
+TOKEN = "token"
+AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
+STATUS = {"flavor": "cpu", "state": "ready", "python": "3.11.7", "runtime": "fork"}
+CALL = {"payload": "", "python": "3.11", "session_id": "s"}
+
+
+class Served(NamedTuple):
+    """A router, and what its paths may name that is there."""
+
+    url: str
+    known: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A router with a catalogue, a worker, a call and a session."""
+    database_url = f"duckdb:///{tmp_path_factory.mktemp('contract') / 'readie.duckdb'}"
+    tokens = {"AUTH_TOKEN": TOKEN, "WORKER_TOKEN": TOKEN}
+    with serving(DATABASE_URL=database_url, WORKER_TTL="3600", **tokens) as (_, url, _):
+        ask("POST", f"{url}/v1/catalogues", json=make_worked_example(), headers=AUTHORIZED)
+        ask("PUT", f"{url}/v1/workers/w", json=STATUS, headers=AUTHORIZED)
+        placed = ask("POST", f"{url}/v1/calls", json=CALL, headers=AUTHORIZED).json()
+        known = {"worker_id": "w", "session_id": "s", "flavor": "cpu", "key": "numpy", "checkpoint_id": "A"}
+        known |= {"call_id": placed["call_id"], "placement_id": placed["placement"]["placement_id"]}
+        yield Served(url, known)
+
+
+def ask_nothing_that_takes_long(case: Case[Any]) -> None:
+    """Long polls and calls that wait for room would take their time."""
+    if "wait" in (case.query or {}):
+        case.query["wait"] = 0
+    if isinstance(case.body, dict):
+        if "queue_timeout" in case.body:
+            case.body["queue_timeout"] = 0
+        if "seconds" in case.body:
+            case.body["seconds"] = 1
+        case.body.pop("session_id", None)  # one call at a time: others wait for their turn
+
+
+def check_answer(case: Case[Any], answer: Response) -> None:
+    """It is one that the document has for this operation; what is no success is a problem of the table."""
+    case.validate_response(answer, checks=CHECKS)
+    assert answer.status_code != 500, answer.text
+    if answer.status_code >= 400:
+        assert answer.headers["content-type"] == [PROBLEM]
+        problem = msgspec.json.decode(answer.content, type=Problem)
+        assert problem.status == answer.status_code
+        assert problem.type.removeprefix(PREFIX) in problems()
+
+
+CHECKS = [
+    checks.negative_data_rejection,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_schema_conformance,
+]
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["described", "other"])
+@pytest.mark.parametrize("operation_id", OPERATIONS)
+def test_answers_are_those_of_the_document(router: Served, operation_id: str, mode: GenerationMode) -> None:
+    """Whatever is asked, as the document describes it or not: never an error of the router itself."""
+    operation = OPERATIONS[operation_id]
+
+    @settings(
+        max_examples=EXAMPLES,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(generation_mode=mode, headers=AUTHORIZED), named=st.booleans())
+    def ask_and_check(case: Case[Any], named: bool) -> None:
+        ask_nothing_that_takes_long(case)
+        if named and mode is GenerationMode.POSITIVE:
+            case.path_parameters |= {name: router.known[name] for name in case.path_parameters if name in router.known}
+        check_answer(case, case.call(base_url=router.url, timeout=30))
+
+    try:
+        ask_and_check()
+    except Unsatisfiable:
+        assert mode is GenerationMode.NEGATIVE  # nothing can be wrong about it
