@@ -910,6 +910,8 @@ def test_the_list_of_catalogues_of_a_flavor(client: httpx.Client, database: Data
         ("/v1/calls?worker_id=a%20b", "bad-request"),
         ("/v1/calls?since=2026-11-30T12:00:00", "bad-request"),
         ("/v1/calls?since=yesterday", "bad-request"),
+        ("/v1/calls?since=0.0", "bad-request"),
+        ("/v1/calls/imports?until=1796040000", "bad-request"),
     ],
 )
 def test_filters_that_are_refused(refusing: httpx.Client, path: str, slug: str) -> None:

@@ -66,15 +66,12 @@ def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def ask_nothing_that_takes_long(case: Case[Any]) -> None:
-    """Long polls and calls that wait for room would take their time."""
-    if "wait" in (case.query or {}):
-        case.query["wait"] = 0
-    if isinstance(case.body, dict):
-        if "queue_timeout" in case.body:
-            case.body["queue_timeout"] = 0
-        if "seconds" in case.body:
-            case.body["seconds"] = 1
-        case.body.pop("session_id", None)  # one call at a time: others wait for their turn
+    """Long polls, and calls that wait for room or for their turn, would take their time."""
+    for asked, longest in ((case.query, {"wait": 0}), (case.body, {"queue_timeout": 0, "seconds": 1})):
+        if isinstance(asked, dict):
+            asked |= {name: most for name, most in longest.items() if type(asked.get(name)) in {int, float}}
+    if isinstance(case.body, dict) and isinstance(case.body.get("session_id"), str):
+        case.body["session_id"] = None
 
 
 def check_answer(case: Case[Any], answer: Response) -> None:

@@ -43,8 +43,14 @@ _ENUM = {"enum": [flavor.value for flavor in Flavor]}
 FlavorPath = Annotated[str, PathParameter(schema_extra=_ENUM)]
 FlavorQuery = Annotated[str | None, QueryParameter(description="default: both", schema_extra=_ENUM)]
 
-#: A time in a query.
-Time = Annotated[datetime | None, QueryParameter(description="with an offset from UTC: 2026-11-30T12:00:00Z")]
+#: A time in a query, for `parse_time`: as a datetime, numbers would be times, too.
+Time = Annotated[
+    str | None,
+    QueryParameter(
+        description="with an offset from UTC: 2026-11-30T12:00:00Z",
+        schema_extra={"type": "string", "format": "date-time"},
+    ),
+]
 
 JSON: Final = "application/json"
 #: The registered name first; the others are in use.
@@ -135,11 +141,18 @@ def _check(value: Any, *, text: bool) -> None:
             _check(getattr(value, name), text=text)
 
 
-def check_times(*times: datetime | None) -> None:
-    """Raises `BadRequest` for a time that does not say where."""
-    for each in times:
-        if each is not None and each.tzinfo is None:
-            raise BadRequest(f"{each.isoformat()} says no offset from UTC", "Write 2026-11-30T12:00:00Z, say.")
+def parse_time(text: str | None) -> datetime | None:
+    """The time that a text is. Raises `BadRequest`, also for one that does not say its offset from UTC."""
+    way_out = "Write 2026-11-30T12:00:00Z, say."
+    if text is None:
+        return None
+    try:
+        time = msgspec.convert(text, datetime)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"{text!r} is no time: {error}", way_out) from error
+    if time.tzinfo is None:
+        raise BadRequest(f"{text} says no offset from UTC", way_out)
+    return time
 
 
 def check_text(text: str) -> None:

@@ -13,7 +13,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, HeaderParameter, JSONBody, QueryParameter
 from sqlalchemy import Row
 
-from app.api import PROBLEMS, Serving, Time, check_times
+from app.api import PROBLEMS, Serving, Time, parse_time
 from app.catalogue import find_active_catalogue, find_catalogue
 from app.database import Database
 from app.explain import explain_calls, remembered
@@ -214,8 +214,7 @@ def list_calls(
     offset: Offset = 0,
 ) -> list[CallView]:
     """Calls, the latest first."""
-    check_times(since)
-    asked = {"state": in_state, "function": function, "worker_id": worker_id, "since": since}
+    asked = {"state": in_state, "function": function, "worker_id": worker_id, "since": parse_time(since)}
     with database.reading() as connection:
         rows = connection.execute(statement("call_rows"), {**asked, "at_most": limit, "skip": offset}).all()
     return [

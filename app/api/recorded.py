@@ -6,7 +6,7 @@ from litestar import get
 from litestar.di import NamedDependency
 from litestar.params import QueryParameter
 
-from app.api import PROBLEMS, FlavorQuery, Time, check_times
+from app.api import PROBLEMS, FlavorQuery, Time, parse_time
 from app.database import Database
 from app.sql import statement
 from readie.flavor import parse_flavor
@@ -24,10 +24,10 @@ def read_recorded_imports(
     offset: Annotated[int, QueryParameter(ge=0, le=2**31 - 1)] = 0,
 ) -> RecordedImports:
     """The sets of modules that calls asked for, most frequent first. Later pages take `until` from the first one."""
-    check_times(since, until)
+    last = parse_time(until)
     parameters = {
-        "since": since,
-        "until": until,
+        "since": parse_time(since),
+        "until": last,
         "flavor": None if flavor is None else parse_flavor(flavor),
         "at_most": limit,
         "skip": offset,
@@ -35,5 +35,5 @@ def read_recorded_imports(
     with database.reading() as connection:
         rows = connection.execute(statement("recorded_imports"), parameters).all()
     return RecordedImports(
-        until=rows[0].until if rows else until, sets=[RecordedSet(modules=row.modules, calls=row.calls) for row in rows]
+        until=rows[0].until if rows else last, sets=[RecordedSet(modules=row.modules, calls=row.calls) for row in rows]
     )
