@@ -40,6 +40,7 @@ from readie.errors import (
     BadSize,
     CallCancelled,
     CallError,
+    DatabaseUnavailable,
     NoCapacity,
     PythonMismatch,
     ReadieError,
@@ -359,18 +360,17 @@ def _place(request: wire.CallRequest) -> _Steps[wire.CallPlaced]:
 
 
 def _look(call_id: str, seconds: float, seen: int, *, given_up: Callable[[], bool]) -> _Steps[wire.CallStatus]:
-    """Waits up to `seconds` for news of a call, also across a restart of the router."""
+    """Waits up to `seconds` for news of a call, also across a restart of the router, and of its database."""
     path = f"/v1/calls/{call_id}?wait={seconds:g}&seen={seen}"
     deadline = time.monotonic() + RECONNECT_SECONDS
     while True:
         try:
             answer = yield from _ask(_Ask("GET", path, seconds + ANSWER_SECONDS))
-        except RouterUnreachable:
+            return read_answer(answer, wire.CallStatus)
+        except (RouterUnreachable, DatabaseUnavailable):
             if given_up() or time.monotonic() > deadline:
                 raise
             yield 0.5
-        else:
-            return read_answer(answer, wire.CallStatus)
 
 
 def _end(call_id: str) -> _Steps[None]:
