@@ -19,7 +19,7 @@ import httpx
 import psycopg
 import pytest
 
-from app.check import check_rows
+from app.check import Finding, check_rows
 from app.database import open_database
 from app.settings import RouterSettings
 from readie import remote
@@ -33,7 +33,9 @@ ROOT = Path(__file__).parent.parent
 #: The agent as it is, but that it reports more often: so that it is missed sooner.
 AGENT = "import worker.agent; worker.agent.REPORT_S = 0.5; from worker.cli import main; main()"
 ROUTER = "from app.cli import main; main()"
-SETTINGS = {"SWEEP_INTERVAL": "0.3", "ACCEPT_TIMEOUT": "60"}
+SETTINGS = {"SWEEP_INTERVAL": "0.3", "ACCEPT_TIMEOUT": "60"}  #: Moves the clock of one process.
+FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
+
 Process = subprocess.Popen[bytes]
 
 
@@ -139,10 +141,13 @@ class Faults:
         wait_for(lambda: self.started().count(name) > before, 30)
         return call
 
+    def findings(self) -> list[Finding]:
+        with closing(open_database(self.database_url)) as database, database.reading() as connection:
+            return [each for each in check_rows(connection, RouterSettings()) if each.wrong]
+
     def check(self) -> None:
         """Nothing is wrong in the database."""
-        with closing(open_database(self.database_url)) as database, database.reading() as connection:
-            assert [each for each in check_rows(connection, RouterSettings()) if each.wrong] == []
+        assert self.findings() == []
 
 
 def ask(url: str, path: str) -> Any:
@@ -414,3 +419,22 @@ def test_connections_are_cut_in_the_middle_of_transactions(patient: Faults, post
     assert len(set(faults.started())) == len(faults.started())
     wait_for(lambda: not ask(url, "/v1/calls?state=accepted") and not ask(url, "/v1/calls?state=placed"), 60)
     faults.check()
+
+
+@pytest.mark.skipif(FAKETIME is None, reason="libfaketime is not installed: tests/test_clock.py moves stored times")
+def test_the_clock_of_postgresql_is_set_back_by_an_hour(patient: Faults, postgresql: Server) -> None:
+    """What runs goes on, times are put right by a sweep, and what is placed then runs."""
+    faults, url = patient, patient.first[1]
+    faults.worker(url, "one")
+    call = faults.running(url, "a", 3.0)
+    postgresql.kill()
+    postgresql.start(LD_PRELOAD=str(FAKETIME), FAKETIME="-3600", FAKETIME_DONT_FAKE_MONOTONIC="1")
+    try:
+        assert result(call, url) == "a"
+        assert result(faults.submit(url, "b"), url) == "b"
+        wait_for(lambda: not faults.findings(), 30)
+        faults.workers.close()
+        faults.check()
+    finally:
+        postgresql.kill()
+        postgresql.start()
