@@ -19,7 +19,17 @@ from app.waiting import call_topic, worker_topic
 from readie.errors import PlacementTaken, ResultTooLarge, UnknownPlacement
 from readie.flavor import Flavor
 from readie.units import ns_to_seconds
-from readie.wire import IDENTIFIER, HeldGeneration, Orders, Output, Result, WorkerStatus, WorkerView, problem_of
+from readie.wire import (
+    IDENTIFIER,
+    MAX_NAME,
+    HeldGeneration,
+    Orders,
+    Output,
+    Result,
+    WorkerStatus,
+    WorkerView,
+    problem_of,
+)
 
 
 @put("/workers/{worker_id:str}", operation_id="reportWorker", status_code=204, sync_to_thread=True, responses=PROBLEMS)
@@ -60,18 +70,20 @@ async def accept(
     placement_id: FromPath[str],
     worker_id: Annotated[str, QueryParameter(pattern=IDENTIFIER)],
     serving: NamedDependency[Serving],
+    incarnation: Annotated[str | None, QueryParameter(max_length=MAX_NAME, description="the agent's own")] = None,
 ) -> None:
     """The agent of this worker runs the placement, and nobody else; to say so twice is fine."""
-    await serving.accepting.ask((placement_id, worker_id))
+    await serving.accepting.ask((placement_id, worker_id, incarnation))
     serving.wake_ups.ring(call_topic(call_of(placement_id)))
 
 
 def accept_together(
-    database: Database, asked: Sequence[tuple[str, str]]
+    database: Database, asked: Sequence[tuple[str, str, str | None]]
 ) -> Sequence[UnknownPlacement | PlacementTaken | None]:
-    """Accepts a group of placements, each with its worker, in one transaction."""
+    """Accepts a group of placements, each with its worker and that one's agent, in one transaction."""
+    pairs = [(placement_id, worker_id) for placement_id, worker_id, _ in asked]
     with database.transaction() as connection:
-        return accept_placements(connection, asked)
+        return accept_placements(connection, pairs, [incarnation for _, _, incarnation in asked])
 
 
 @post(
