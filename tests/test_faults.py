@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
@@ -456,3 +457,44 @@ def test_the_clock_of_postgresql_is_set_back_by_an_hour(patient: Faults, postgre
     finally:
         postgresql.kill()
         postgresql.start()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")
+@pytest.mark.parametrize("other", [9_000_000, 4_000_000], ids=["for its log", "for its file"])
+def test_the_disk_of_the_embedded_database_is_full(embedded: Faults, tmp_path: Path, other: int) -> None:
+    """Clients are told so. What was placed before is there, and with room again the router goes on."""
+    faults, disk = embedded, tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=26m", "tmpfs", disk], check=True)
+    try:
+        faults.database_url = f"duckdb:///{disk / 'readie.duckdb'}"
+        process, url = faults.router()
+        worker = {"flavor": "cpu", "state": "ready", "python": "3.11.7", "runtime": "fork"}
+        assert httpx.put(f"{url}/v1/workers/w", json=worker).is_success
+        filler = disk / "filler"
+        filler.write_bytes(bytes(other))
+
+        def place() -> httpx.Response:
+            call = {"payload": b64encode(os.urandom(1_000_000)).decode(), "python": "3.11"}
+            return httpx.post(f"{url}/v1/calls", json=call, timeout=30)
+
+        placed: list[dict[str, Any]] = []
+        refused: list[dict[str, Any]] = []
+        while len(refused) < 5:
+            answer = place()
+            (placed if answer.is_success else refused).append(answer.json())
+        assert placed
+        assert {each["type"] for each in refused} == {"urn:readie:problem:database-unavailable"}
+        filler.unlink()
+        subprocess.run(["mount", "-o", "remount,size=200m", disk], check=True)
+
+        placed.append(wait_for(lambda: (answer := place()).is_success and answer.json(), 30))
+        assert httpx.put(f"{url}/v1/workers/w", json=worker).is_success
+        for call in placed:
+            assert ask(url, f"/v1/calls/{call['call_id']}")["state"] in {"placed", "failed"}
+        process.terminate()
+        process.wait()
+        faults.check()
+    finally:
+        faults.routers.close()
+        subprocess.run(["umount", disk], check=True)
