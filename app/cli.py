@@ -28,6 +28,7 @@ from app.api.catalogues import read_summaries, read_summary
 from app.api.workers import MOST_WORKERS, read_workers
 from app.application import create_app
 from app.catalogue import activate_catalogue, import_catalogue, load_catalogue_dir
+from app.check import check_rows
 from app.database import Database, check_schema, migrate, open_database
 from app.explain import explain as explain_modules
 from app.hangups import Hangups
@@ -425,6 +426,30 @@ def sql(
         _say(f"These are the first {rows} rows, and there are more: --rows allows more of them.")
 
 
+@app.command(epilog="Example: readie-router check --json")
+def check(as_json: AsJson = False, database: DatabaseUrl = None) -> None:
+    """Look for what must never be in the database; exit code 1 if there is something, 0 if not.
+
+    Routers may run meanwhile. A DuckDB file belongs to its router: stop that first. Warnings are of what may be for a
+    while, and count for nothing.
+    """
+    settings = _settings(database)
+    _refuse_missing_file(settings)
+    with closing(open_database(settings.database_url)) as opened:
+        _naming_it(opened, check_schema)
+        with opened.reading() as connection:
+            findings = check_rows(connection, settings)
+    if as_json:
+        _print_json(findings)
+    else:
+        for each in findings:
+            print(f"{'' if each.wrong else 'warning: '}{each.rule}: {each.about}: {each.found}")
+    if any(each.wrong for each in findings):
+        raise typer.Exit(1)
+    if not as_json:
+        print("Nothing is wrong.")
+
+
 def _read_query(query: str) -> str:
     """The query that was given, or that of the file or of standard input."""
     if any(each.isspace() for each in query.strip()) and not query.endswith(".sql"):
@@ -494,11 +519,7 @@ def _answer(
     """The answer of the database, or of a router: the one that was named, or the one that has the file open."""
     if router is not None:
         return _ask(router, settings, route, kind)
-    file = _duckdb_file(settings)
-    if settings.database_url.startswith("duckdb:///") and not Path(file).exists():  # opening it would create it
-        raise DatabaseUnavailable(
-            f"{file}: no such file", "Start a router with readie-router serve, or name the file in DATABASE_URL."
-        )
+    _refuse_missing_file(settings)
     try:
         opened = open_database(settings.database_url)
     except DatabaseInUse:
@@ -506,6 +527,15 @@ def _answer(
     with closing(opened):
         _naming_it(opened, check_schema)
         return from_database(opened)
+
+
+def _refuse_missing_file(settings: RouterSettings) -> None:
+    """Raises `DatabaseUnavailable` for a DuckDB file that is not there: opening it would create it."""
+    file = _duckdb_file(settings)
+    if settings.database_url.startswith("duckdb:///") and not Path(file).exists():
+        raise DatabaseUnavailable(
+            f"{file}: no such file", "Start a router with readie-router serve, or name the file in DATABASE_URL."
+        )
 
 
 def _find_router(settings: RouterSettings) -> str | None:

@@ -246,7 +246,7 @@ class Database:
             if error.connection_invalidated or _is_gone(error.orig):
                 raise _gone(self.engine.url, error.orig) from error
             raise
-        except (psycopg.OperationalError, duckdb.IOException) as error:
+        except (psycopg.OperationalError, duckdb.Error) as error:
             if _is_gone(error):
                 raise _gone(self.engine.url, error) from error
             raise
@@ -277,6 +277,7 @@ def open_database(url: str, *, pool_size: int = 20, pool_timeout_s: float = 30.0
     engine = create_engine(parsed, **options)
     if parsed.drivername == "duckdb":
         _parse_once(engine)
+        _open_again(engine)
     else:
         _ask_the_noisy(engine)
     database = Database(engine)
@@ -316,6 +317,18 @@ def _ask_the_noisy(engine: Engine) -> None:
                 engine.dialect.do_ping(connection)
             except psycopg.OperationalError as error:
                 raise exc.DisconnectionError from error  # SQLAlchemy takes another one
+
+
+def _open_again(engine: Engine) -> None:
+    """Has the file opened anew after an error that DuckDB cannot go on from, such as a checkpoint on a full disk.
+
+    Until all its connections are closed it answers everything with that error.
+    """
+
+    @event.listens_for(engine, "handle_error")
+    def give_up(context: Any) -> None:
+        if isinstance(context.original_exception, duckdb.FatalException):
+            context.is_disconnect = True
 
 
 def migrate(database: Database) -> None:
@@ -446,7 +459,9 @@ def _is_gone(error: BaseException | None) -> bool:
         # connections, no such database. Deadlocks and the like are operational errors too, but nothing is gone.
         state = error.sqlstate
         return state is None or state[:2] in ("08", "28") or state[:3] == "57P" or state in ("3D000", "53300")
-    return isinstance(error, duckdb.IOException)
+    if isinstance(error, duckdb.TransactionException):
+        return "Could not write file" in str(error)  # a full disk
+    return isinstance(error, duckdb.IOException | duckdb.FatalException)
 
 
 def _gone(url: URL, error: BaseException | None) -> DatabaseUnavailable | DatabaseInUse:

@@ -102,34 +102,41 @@ def _lists(rows: Iterable[Any]) -> dict[str, list[str]]:
 
 
 def accept_placements(
-    connection: Connection, asked: Sequence[tuple[str, str]]
+    connection: Connection, asked: Sequence[tuple[str, str]], incarnations: Sequence[str | None] | None = None
 ) -> list[UnknownPlacement | PlacementTaken | None]:
     """The agents of these workers run these placements (placement, worker); to say so twice is fine.
 
-    Answers with `UnknownPlacement` where it has ended, with `PlacementTaken` where it is another worker's.
+    `incarnations` are the agents' own, None: not known. Answers with `UnknownPlacement` where it has ended, with
+    `PlacementTaken` where it is another worker's, or another agent speaks for that.
     """
     placement_ids, worker_ids = map(list, zip(*asked, strict=True))
-    pairs = {"placement_ids": placement_ids, "worker_ids": worker_ids}
-    rows = connection.execute(statement("accept_leases"), {**pairs, "start_ms": round(START_SECONDS * 1000)}).all()
+    agents = [None] * len(asked) if incarnations is None else list(incarnations)
+    takers = {"placement_ids": placement_ids, "worker_ids": worker_ids, "incarnations": agents}
+    rows = connection.execute(statement("accept_leases"), {**takers, "start_ms": round(START_SECONDS * 1000)}).all()
     if rows:
         connection.execute(statement("accept_calls"), {"call_ids": [row.call_id for row in rows]})
     begun = [row.placement_id for row in rows if row.session_id is not None]
     if begun:
         connection.execute(statement("start_sessions"), {"placement_ids": begun})
-    holders: dict[str, str] = {row.placement_id: row.worker_id for row in rows}
+    holders = {row.placement_id: row for row in rows}
     if len(holders) < len(asked):
         others = connection.execute(statement("holders_of_placements"), {"placement_ids": placement_ids})
-        holders |= {row.placement_id: row.worker_id for row in others}
-    return [_why_not_accepted(holders.get(placement_id), placement_id, worker_id) for placement_id, worker_id in asked]
+        holders |= {row.placement_id: row for row in others}
+    return [
+        _why_not_accepted(holders.get(placement_id), placement_id, worker_id, incarnation)
+        for (placement_id, worker_id), incarnation in zip(asked, agents, strict=True)
+    ]
 
 
 def _why_not_accepted(
-    holder: str | None, placement_id: str, worker_id: str
+    holder: Row[Any] | None, placement_id: str, worker_id: str, incarnation: str | None
 ) -> UnknownPlacement | PlacementTaken | None:
     if holder is None:
         return UnknownPlacement(f"{placement_id} has ended, or there never was one")
-    if holder != worker_id:
-        return PlacementTaken(f"{placement_id} is worker {holder}'s, not {worker_id}'s")
+    if holder.worker_id != worker_id:
+        return PlacementTaken(f"{placement_id} is worker {holder.worker_id}'s, not {worker_id}'s")
+    if holder.incarnation is None or incarnation not in {None, holder.incarnation}:
+        return PlacementTaken(f"{placement_id}: another agent speaks for worker {worker_id}")
     return None
 
 

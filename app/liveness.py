@@ -12,6 +12,7 @@ import structlog
 from sqlalchemy import Connection, Row
 
 from app.audit import KEPT_DAYS
+from app.clock import set_times_back
 from app.database import Database
 from app.lease import fail_call, stop_placement
 from app.placement import PLACEMENTS, place_again
@@ -149,6 +150,7 @@ def sweep(database: Database, settings: RouterSettings) -> list[str]:
 
 
 def _sweep(database: Database, settings: RouterSettings) -> list[str]:
+    set_times_back(database)
     topics: list[str] = []
     ttl = {"ttl_ms": round(settings.worker_ttl * 1000)}
     with database.reading() as connection:

@@ -77,18 +77,37 @@ def _container() -> Iterator[str]:
 
 
 @contextmanager
-def _installed(settings: Mapping[str, str]) -> Iterator[str]:
+def own_postgresql(**environ: str) -> Iterator["Server"]:
+    """A server of our own that writes to the disk, to be killed and started again; `environ` is its environment too."""
+    with ExitStack() as stack:
+        binaries = _installed_binaries() or stack.enter_context(_packaged_binaries())
+        yield stack.enter_context(_server(binaries, {}, environ))
+
+
+def _installed_binaries() -> Path | None:
     folders = [Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep)]
     folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda folder: folder.parts[-2], reverse=True)
     found = next((folder for folder in folders if (folder / "initdb").is_file()), None)
+    return found and found.joinpath("initdb").resolve().parent
+
+
+@contextmanager
+def _installed(settings: Mapping[str, str]) -> Iterator[str]:
+    found = _installed_binaries()
     if found is None:
         raise FileNotFoundError("no initdb on PATH or in /usr/lib/postgresql/*/bin")
-    with _server(found.joinpath("initdb").resolve().parent, settings) as url:
-        yield url
+    with _server(found, settings) as server:
+        yield server.url
 
 
 @contextmanager
 def _packaged(settings: Mapping[str, str]) -> Iterator[str]:
+    with _packaged_binaries() as binaries, _server(binaries, settings) as server:
+        yield server.url
+
+
+@contextmanager
+def _packaged_binaries() -> Iterator[Path]:
     spec = find_spec(_PACKAGE)  # not imported: that would change modes of folders and ask for a home
     if spec is None or spec.origin is None:
         raise FileNotFoundError(f"{_PACKAGE} is not installed")
@@ -101,12 +120,49 @@ def _packaged(settings: Mapping[str, str]) -> Iterator[str]:
             shutil.copytree(package / "pginstall18", copied / "pginstall18", symlinks=True)
             shutil.copytree(package.with_name(f"{_PACKAGE}.libs"), Path(folder) / f"{_PACKAGE}.libs")
             package = copied
-        with _server(package / "pginstall18" / "bin", settings) as url:
-            yield url
+        yield package / "pginstall18" / "bin"
+
+
+class Server:
+    """A PostgreSQL process on a socket in a folder of its own."""
+
+    def __init__(self, folder: Path, command: list[str], environ: Mapping[str, str], identity: dict[str, Any]) -> None:
+        self.folder, self.command, self.environ, self.identity = folder, command, environ, identity
+        self.url = f"postgresql+psycopg://postgres@/postgres?host={folder}"
+        self.start()
+
+    def start(self, **environ: str) -> None:
+        """Starts it, and waits until it answers."""
+        log = self.folder / "log"
+        with log.open("ab") as stream:
+            self.process = subprocess.Popen(
+                self.command,
+                cwd=self.folder,
+                env={**self.environ, **environ},
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,  # Ctrl-C is for the tests, which then stop it in order
+                preexec_fn=_end_with_parent,  # noqa: PLW1509 # one system call, before any thread exists here
+                **self.identity,
+            )
+        _await(self.process, self.url, log)
+
+    def kill(self) -> None:
+        """As a power cut would: its children notice, and end as well."""
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGINT)  # fast: open connections are cut
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.kill()
 
 
 @contextmanager
-def _server(binaries: Path, settings: Mapping[str, str]) -> Iterator[str]:
+def _server(binaries: Path, settings: Mapping[str, str], environ: Mapping[str, str] | None = None) -> Iterator[Server]:
     """A server on a socket in a folder of its own, as another user where we are root."""
     identity: dict[str, Any] = {}
     folder = Path(tempfile.mkdtemp(prefix="readie-pg-"))
@@ -116,7 +172,7 @@ def _server(binaries: Path, settings: Mapping[str, str]) -> Iterator[str]:
             identity = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
             os.chown(folder, user.pw_uid, user.pw_gid)
         data = folder / "data"
-        environment = {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C.UTF-8", "TZ": "UTC"}
+        environment = {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C.UTF-8", "TZ": "UTC", **(environ or {})}
         initialise = [str(binaries / "initdb"), "-D", str(data), "-U", "postgres", "-A", "trust", "-E", "UTF8"]
         initialise += ["--locale=C.UTF-8", "--no-sync"]
         # Text in a language's order by default: a statement that forgets COLLATE "C" is found out.
@@ -143,30 +199,11 @@ def _server(binaries: Path, settings: Mapping[str, str]) -> Iterator[str]:
         }
         serve = [str(binaries / "postgres"), "-D", str(data)]
         serve += [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
-        log = folder / "log"
-        with log.open("wb") as stream:
-            process = subprocess.Popen(
-                serve,
-                cwd=folder,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-                start_new_session=True,  # Ctrl-C is for the tests, which then stop it in order
-                preexec_fn=_end_with_parent,  # noqa: PLW1509 # one system call, before any thread exists here
-                **identity,
-            )
+        server = Server(folder, serve, environment, identity)
         try:
-            url = f"postgresql+psycopg://postgres@/postgres?host={folder}"
-            _await(process, url, log)
-            yield url
+            yield server
         finally:
-            process.send_signal(signal.SIGINT)  # fast: open connections are cut
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            server.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

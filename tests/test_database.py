@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -349,3 +350,39 @@ def test_the_client_side_does_not_need_a_database() -> None:
     )
 
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")
+@pytest.mark.parametrize("other", [9_000_000, 4_000_000], ids=["for its log", "for its file"])
+def test_a_full_disk_is_unavailable_until_there_is_room(tmp_path: Path, other: int) -> None:
+    """What was written before stays, and what comes after is written, by the same open database."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=26m", "tmpfs", disk], check=True)
+    try:
+        with closing(open_database(f"duckdb:///{disk / 'readie.duckdb'}")) as database:
+            migrate(database)
+            (disk / "other").write_bytes(bytes(other))
+            adding = text("INSERT INTO call_payloads VALUES (:call_id, :payload)")
+
+            def write(call_id: str) -> None:
+                with database.transaction() as connection:
+                    connection.execute(adding, {"call_id": call_id, "payload": os.urandom(1_000_000)})
+
+            written: list[str] = []
+
+            def fill() -> None:
+                while len(written) < 40:
+                    write(f"before {len(written)}")
+                    written.append(f"before {len(written)}")
+
+            with pytest.raises(DatabaseUnavailable, match="No space left"):
+                fill()
+            subprocess.run(["mount", "-o", "remount,size=200m", disk], check=True)
+            write("after")
+
+            with database.reading() as connection:
+                there = connection.execute(text("SELECT call_id FROM call_payloads")).scalars().all()
+        assert {*written, "after"} <= set(there)
+    finally:
+        subprocess.run(["umount", disk], check=True)

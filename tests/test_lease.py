@@ -167,6 +167,18 @@ def test_another_worker_cannot_accept(database: Database) -> None:
         accept(database, placement_id, "other")
 
 
+def test_of_two_agents_with_one_worker_id_one_accepts(database: Database) -> None:
+    """It is the one that reported last: the other must not run the same call, however often it asks."""
+    placement_id = placed(database)
+    report(database, incarnation="second")
+
+    for incarnation, accepts in [("first", False), ("second", True), ("second", True), ("first", False)]:
+        with database.transaction() as connection:
+            (refused,) = accept_placements(connection, [(placement_id, "w")], [incarnation])
+        assert isinstance(refused, PlacementTaken) != accepts
+    assert the_call(database)["state"] == "accepted"
+
+
 def test_an_ended_placement_cannot_be_accepted(database: Database) -> None:
     """What was cancelled before it was accepted is never run."""
     placement_id = placed(database)

@@ -500,7 +500,7 @@ class Agent:
         deadline = time.monotonic() + ACCEPT_S
         try:
             persist(
-                lambda: self.router.accept(run.placement_id),
+                lambda: self.router.accept(run.placement_id, self.incarnation),
                 lambda: bool(run.stop.problem) or self.stopping.is_set() or time.monotonic() > deadline,
             )
         except ReadieError as error:

@@ -49,8 +49,9 @@ class Router:
         answer = self.ask("GET", f"/v1/workers/{self.worker_id}/placements?wait={wait:g}", read_s=wait + 30.0)
         return read_answer(answer, Orders)
 
-    def accept(self, placement_id: str) -> None:
-        self.ask("POST", f"/v1/placements/{placement_id}/accept?worker_id={self.worker_id}")
+    def accept(self, placement_id: str, incarnation: str) -> None:
+        who = f"worker_id={self.worker_id}&incarnation={incarnation}"
+        self.ask("POST", f"/v1/placements/{placement_id}/accept?{who}")
 
     def output(self, placement_id: str, output: Output) -> None:
         self.ask("POST", f"/v1/placements/{placement_id}/output", output)

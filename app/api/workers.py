@@ -22,6 +22,7 @@ from readie.flavor import Flavor, parse_flavor
 from readie.units import ns_to_seconds
 from readie.wire import (
     IDENTIFIER,
+    MAX_NAME,
     HeldGeneration,
     Orders,
     Output,
@@ -69,17 +70,19 @@ async def accept(
     placement_id: FromPath[str],
     worker_id: Annotated[str, QueryParameter(pattern=IDENTIFIER)],
     serving: NamedDependency[Serving],
+    incarnation: Annotated[str | None, QueryParameter(max_length=MAX_NAME, description="the agent's own")] = None,
 ) -> None:
     """The agent of this worker runs the placement, and nobody else; to say so twice is fine."""
-    await serving.accepting.ask((placement_id, worker_id))
+    await serving.accepting.ask((placement_id, worker_id, incarnation))
 
 
 def accept_together(
-    database: Database, asked: Sequence[tuple[str, str]]
+    database: Database, asked: Sequence[tuple[str, str, str | None]]
 ) -> Sequence[UnknownPlacement | PlacementTaken | None]:
-    """Accepts a group of placements, each with its worker, in one transaction."""
+    """Accepts a group of placements, each with its worker and that one's agent, in one transaction."""
+    pairs = [(placement_id, worker_id) for placement_id, worker_id, _ in asked]
     with database.transaction() as connection:
-        return accept_placements(connection, asked)
+        return accept_placements(connection, pairs, [incarnation for _, _, incarnation in asked])
 
 
 @post(

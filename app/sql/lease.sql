@@ -136,9 +136,10 @@ SELECT placement_id FROM cancellations WHERE worker_id = CAST(:worker_id AS text
 -- name: accept_leases
 -- Workers take placements that are their own and that they have not accepted before. From now on the deadline is the
 -- function's timeout and what a start may take.
--- parameters: placement_ids text[], worker_ids text[], start_ms bigint
--- One placement a position, with who takes it.
--- returns: placement_id, call_id, worker_id, session_id of those that are accepted now
+-- parameters: placement_ids text[], worker_ids text[], incarnations text[], start_ms bigint
+-- One placement a position, with who takes it: the worker, and the agent that speaks for it (null: whichever does). Of
+-- two agents with one worker id that one accepts which reported last.
+-- returns: placement_id, call_id, worker_id, session_id, incarnation of those that are accepted now
 UPDATE leases SET
     accepted_at = now(),
     incarnation = (SELECT incarnation FROM workers WHERE workers.worker_id = leases.worker_id),
@@ -146,10 +147,18 @@ UPDATE leases SET
         CAST(:start_ms AS bigint) + (SELECT timeout_ms FROM calls WHERE calls.call_id = leases.call_id)
     ) * INTERVAL '1 millisecond'
 WHERE accepted_at IS NULL
-  AND (placement_id, worker_id) IN (
-      SELECT unnest(CAST(:placement_ids AS text[])), unnest(CAST(:worker_ids AS text[]))
+  AND placement_id IN (
+      SELECT asked.placement_id
+      FROM (
+          SELECT
+              unnest(CAST(:placement_ids AS text[])) AS placement_id, unnest(CAST(:worker_ids AS text[])) AS worker_id,
+              unnest(CAST(:incarnations AS text[])) AS incarnation
+      ) asked
+      JOIN workers ON workers.worker_id = asked.worker_id
+      WHERE asked.worker_id = leases.worker_id
+        AND (asked.incarnation IS NULL OR asked.incarnation = workers.incarnation)
   )
-RETURNING placement_id, call_id, worker_id, session_id;
+RETURNING placement_id, call_id, worker_id, session_id, incarnation;
 
 -- name: accept_calls
 -- Workers run these calls.
@@ -160,8 +169,8 @@ WHERE call_id IN (SELECT unnest(CAST(:call_ids AS text[])));
 -- name: holders_of_placements
 -- Who holds placements.
 -- parameters: placement_ids text[]
--- returns: placement_id, worker_id, call_id; no row: it has ended
-SELECT placement_id, worker_id, call_id FROM leases
+-- returns: placement_id, worker_id, call_id, incarnation (null: it is not accepted); no row: it has ended
+SELECT placement_id, worker_id, call_id, incarnation FROM leases
 WHERE placement_id IN (SELECT unnest(CAST(:placement_ids AS text[])));
 
 -- name: insert_output
