@@ -234,8 +234,8 @@ def _sweeping(serving: Serving) -> Callable[[Litestar], Any]:
             try:
                 await sync_to_thread(mark_read, database, serving.were_read)
                 # Who could not be heard is not silent: after a start, and while the database is away, all get their time.
-                if time.monotonic() - listening_since >= settings.worker_ttl:
-                    wake_ups.ring(*await sync_to_thread(sweep, database, settings))
+                heard = time.monotonic() - listening_since >= settings.worker_ttl
+                wake_ups.ring(*await sync_to_thread(sweep, database, settings, heard=heard))
                 if time.monotonic() - pruned_at >= PRUNE_INTERVAL:
                     await sync_to_thread(prune, database, settings)
                     pruned_at = time.monotonic()

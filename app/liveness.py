@@ -16,13 +16,13 @@ from app.clock import set_times_back
 from app.database import Database
 from app.lease import fail_call, stop_placement
 from app.placement import PLACEMENTS, place_again
-from app.session import EXPIRED_SECONDS, STALE_SECONDS, expire_sessions, leave_sessions
+from app.session import EXPIRED_SECONDS, STALE_SECONDS, expire_sessions, leave_sessions, unreported_sessions
 from app.settings import RouterSettings
 from app.sql import statement
 from app.waiting import CAPACITY, call_topic, session_topic, worker_topic
 from readie.errors import BadRequest, CallTimeout, DatabaseUnavailable, PlacementError, ReadieError, WorkerLost
 from readie.flavor import Flavor
-from readie.units import NS_PER_SECOND
+from readie.units import MAX_BYTES, NS_PER_SECOND
 from readie.wire import WorkerStatus
 
 #: A call is placed this often at most before it fails, when no worker accepts it in time.
@@ -56,6 +56,7 @@ def report_status(connection: Connection, worker_id: str, status: WorkerStatus) 
     if any(len(set(ids)) < len(ids) for ids in ([each.sandbox_id for each in status.sandboxes], placements, sessions)):
         raise BadRequest("sandboxes: a sandbox_id, a placement_id or a session_id is listed twice")
     worker = {"worker_id": worker_id}
+    kept = [sandbox for sandbox in status.sandboxes if sandbox.placement_id is None]
     # A placement meanwhile sees the worker as it was or as it will be: it ranks by one statement, of one state.
     heard = connection.execute(
         statement("upsert_worker"),
@@ -72,6 +73,9 @@ def report_status(connection: Connection, worker_id: str, status: WorkerStatus) 
             "base_bytes": status.base_memory,
             "incarnation": status.incarnation,
             "report": status.report,
+            "kept_memory_bytes": min(MAX_BYTES, sum(sandbox.memory for sandbox in kept)),
+            "kept_gpu_memory_bytes": min(MAX_BYTES, sum(sandbox.gpu_memory for sandbox in kept)),
+            "kept_sandboxes": len(kept),
         },
     ).first()
     if heard is None:
@@ -125,11 +129,12 @@ def expire_unreported(database: Database, worker_id: str) -> list[str]:
     In a transaction of its own, after the report's: whoever has rows of workers must not wait for `PLACEMENTS`.
     """
     with database.reading() as connection:
-        if not connection.execute(statement("has_unreported_sessions"), {"worker_id": worker_id}).scalar_one():
-            return []
+        unreported = unreported_sessions(connection, worker_id)
+    if not unreported:
+        return []
     with database.transaction() as connection:
         database.lock(connection, PLACEMENTS)
-        return [session_topic(session_id) for session_id in expire_sessions(connection, worker_id=worker_id)]
+        return [session_topic(session_id) for session_id in expire_sessions(connection, unreported)]
 
 
 def _forget_worker(connection: Connection, worker_id: str, reported_sessions: list[str]) -> None:
@@ -138,19 +143,23 @@ def _forget_worker(connection: Connection, worker_id: str, reported_sessions: li
     connection.execute(statement("delete_worker_generations"), worker)
     connection.execute(statement("delete_worker_checkpoints"), worker)
     connection.execute(statement("delete_sandboxes"), {**worker, "session_ids": reported_sessions})
+    connection.execute(statement("keep_no_more"), worker)
 
 
-def sweep(database: Database, settings: RouterSettings) -> list[str]:
+def sweep(database: Database, settings: RouterSettings, *, heard: bool = True) -> list[str]:
     """Ends the leases whose time is over, then evicts silent workers; gives the topics of who waits for that.
 
-    Does nothing while another router sweeps.
+    `heard` false: workers could not be heard for long enough yet, so that none is silent and nothing is late. Does
+    nothing while another router sweeps.
     """
     with database.reading() as guard:  # held until this one is through; what it does is in other transactions
-        return _sweep(database, settings) if database.try_lock(guard, SWEEP) else []
+        if not database.try_lock(guard, SWEEP):
+            return []
+        set_times_back(database)
+        return _sweep(database, settings) if heard else []
 
 
 def _sweep(database: Database, settings: RouterSettings) -> list[str]:
-    set_times_back(database)
     topics: list[str] = []
     ttl = {"ttl_ms": round(settings.worker_ttl * 1000)}
     with database.reading() as connection:
@@ -233,7 +242,7 @@ def evict_worker(connection: Connection, worker_id: str, settings: RouterSetting
     ).first()
     if evicted is None:
         return False
-    expire_sessions(connection, worker_id=worker_id)
+    expire_sessions(connection, unreported_sessions(connection, worker_id))
     _forget_worker(connection, worker_id, reported_sessions=[])
     return True
 
@@ -267,7 +276,7 @@ def prune(database: Database, settings: RouterSettings) -> None:
         connection.execute(statement("delete_old_call_keys"), {"kept_s": KEY_SECONDS})
     with database.transaction() as connection:
         database.lock(connection, PLACEMENTS)
-        expire_sessions(connection)
+        expire_sessions(connection, unreported_sessions(connection))
         connection.execute(statement("delete_old_sessions"), {"expired_ms": EXPIRED_SECONDS * 1000})
         connection.execute(statement("delete_old_session_waits"), {"stale_ms": STALE_SECONDS * 1000})
         connection.execute(statement("delete_old_audit"), {"kept_days": KEPT_DAYS})

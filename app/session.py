@@ -35,22 +35,21 @@ def read_sessions(
     asked = list(session_ids)
     if not asked:
         return {}
-    expire_sessions(connection, session_ids=asked, ttl_ms=None if ttl_s is None else round(ttl_s * 1000))
+    expire_sessions(connection, asked, ttl_ms=None if ttl_s is None else round(ttl_s * 1000))
     parameters = {"session_ids": asked, "stale_ms": STALE_SECONDS * 1000}
     rows = connection.execute(statement("sessions_asked_for"), parameters).mappings()
     return {row["session_id"]: row for row in rows}
 
 
-def expire_sessions(
-    connection: Connection,
-    *,
-    session_ids: list[str] | None = None,
-    worker_id: str | None = None,
-    ttl_ms: int | None = None,
-) -> list[str]:
-    """Marks the sessions (None: all, and any worker's) whose sandbox is gone as expired; gives their ids."""
-    asked = {"session_ids": session_ids, "worker_id": worker_id, "ttl_ms": ttl_ms}
-    return list(connection.execute(statement("expire_sessions"), asked).scalars())
+def expire_sessions(connection: Connection, session_ids: Sequence[str], *, ttl_ms: int | None = None) -> list[str]:
+    """Marks those of these sessions as expired whose sandbox is gone; gives their ids."""
+    asked = {"session_ids": list(session_ids), "ttl_ms": ttl_ms}
+    return list(connection.execute(statement("expire_sessions"), asked).scalars()) if session_ids else []
+
+
+def unreported_sessions(connection: Connection, worker_id: str | None = None) -> Sequence[str]:
+    """The sessions (of one worker, or all) whose sandboxes are not reported: those that may have expired."""
+    return connection.execute(statement("unreported_sessions"), {"worker_id": worker_id}).scalars().all()
 
 
 def check_turn(session: RowMapping, call_id: str, begun: Collection[str | None]) -> None:

@@ -211,6 +211,10 @@ workers = Table(
     Column("incarnation", Text, nullable=False),
     _time("heard_at", nullable=False),
     Column("report", BigInteger, nullable=False, server_default=text("0")),  # the number of what it reported last
+    # the sums over its sandboxes that are `kept`: there are many of them, and only reports change them
+    Column("kept_memory_bytes", BigInteger, nullable=False, server_default=text("0")),
+    Column("kept_gpu_memory_bytes", BigInteger, nullable=False, server_default=text("0")),
+    Column("kept_sandboxes", BigInteger, nullable=False, server_default=text("0")),
     _is_flavor(),
     CheckConstraint("state IN ('starting', 'ready', 'removed')", name="state"),
     CheckConstraint("memory_total_bytes > 0 AND gpu_total_bytes > 0", name="totals"),  # null passes
@@ -242,6 +246,9 @@ sandboxes = Table(
     Column("session_id", Text),
     Column("memory_bytes", BigInteger, nullable=False),
     Column("gpu_memory_bytes", BigInteger, nullable=False),
+    # reported without a call: its worker's row has counted it, and it stays until the next report
+    Column("kept", Boolean, nullable=False, server_default=false()),
+    Index("ix_sandboxes_not_kept", "worker_id", postgresql_where=text("NOT kept")).ddl_if(dialect="postgresql"),
     CheckConstraint("memory_bytes > 0 AND gpu_memory_bytes >= 0", name="budgets"),
 )
 

@@ -180,7 +180,7 @@ class Router:
         gpu = request.gpu or gpu_memory is not None
         call = Call(request, request.memory or 700, gpu, gpu_memory)
         if request.session_id is not None:
-            self.expire(session_id=request.session_id, ttl=TTL)
+            self.expire(session_id=request.session_id)
             state = self.state_of(request.session_id)
             if state in ("expired", "busy"):
                 return f"session-{state}"
@@ -251,7 +251,6 @@ class Router:
             and session.settles is not None
             and session.settles > self.now
         ]
-        forgotten = any(sandbox.session_id for sandbox in worker.sandboxes if sandbox not in kept)
         worker.sandboxes = kept + [
             Sandbox(each.sandbox_id, each.placement_id, each.session_id, each.memory, each.gpu_memory)
             for each in status.sandboxes
@@ -260,8 +259,7 @@ class Router:
         for session_id in sessions - busy:
             if (session := self.sessions.get(session_id)) and session.worker_id == worker_id:
                 session.settles = None
-        if sessions or forgotten:
-            self.expire(worker_id=worker_id)
+        self.expire(worker_id=worker_id)
 
     def orders(self, worker_id: str) -> tuple[list[str], list[str], list[str]] | None:
         """Placements to run and to cancel, sessions to end; None: the worker is not known."""

@@ -201,7 +201,7 @@ GPU_CATALOGUE = "(SELECT catalogue_id FROM catalogues WHERE flavor = 'gpu')"
             [f"UPDATE calls SET catalogue_id = {GPU_CATALOGUE} WHERE call_id = 'done'"],
         ),
         ("sessions_without_call", "s", ["UPDATE sessions SET call_id = 'x'"]),
-        ("sessions_with_two_sandboxes", "s", ["INSERT INTO sandboxes VALUES ('w', 'x', NULL, 's', 1, 0)"]),
+        ("sessions_with_two_sandboxes", "s", ["INSERT INTO sandboxes VALUES ('w', 'x', NULL, 's', 1, 0, false)"]),
         (
             "cancellations_with_lease",
             "runs-1",
@@ -228,7 +228,7 @@ GPU_CATALOGUE = "(SELECT catalogue_id FROM catalogues WHERE flavor = 'gpu')"
             "gpu-1",
             ["UPDATE workers SET heard_at = now() - INTERVAL '2 minutes' WHERE worker_id = 'g'"],
         ),
-        ("sessions_elsewhere", "s", ["INSERT INTO sandboxes VALUES ('g', 'x', NULL, 's', 1, 0)"]),
+        ("sessions_elsewhere", "s", ["INSERT INTO sandboxes VALUES ('g', 'x', NULL, 's', 1, 0, false)"]),
     ],
 )
 def test_a_rule_finds_what_breaks_it(busy: Database, rule: str, about: str, statements: list[str]) -> None:
@@ -354,7 +354,7 @@ def test_what_is_wrong_is_exit_code_1(check: Any, database: Database, database_u
 
 def test_a_warning_is_printed_and_counts_for_nothing(check: Any, database: Database, database_url: str) -> None:
     """What may be for a while is no fault."""
-    change(fill(database), "INSERT INTO sandboxes VALUES ('g', 'x', NULL, 's', 1, 0)")
+    change(fill(database), "INSERT INTO sandboxes VALUES ('g', 'x', NULL, 's', 1, 0, false)")
     database.close()
     code, out, _ = check(database_url)
 

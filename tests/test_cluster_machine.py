@@ -26,7 +26,7 @@ from app.catalogue import import_catalogue
 from app.check import check_rows
 from app.database import Database
 from app.lease import accept_placements, cancel_call, end_placements, end_session, read_orders
-from app.liveness import prune, report_status, sweep
+from app.liveness import expire_unreported, prune, report_status, sweep
 from app.placement import place_calls
 from app.session import stop_waiting
 from readie.errors import CallCancelled, ReadieError, UnknownWorker
@@ -84,6 +84,7 @@ class ClusterMachine(RuleBasedStateMachine):
         status = self.agents[worker_id].report()
         with self.database.transaction() as connection:
             report_status(connection, worker_id, status)
+        expire_unreported(self.database, worker_id)
         self.model.report(worker_id, status)
 
     # -- workers --

@@ -13,8 +13,6 @@ FROM (
     UNION ALL
     SELECT 'cancellations', created_at FROM cancellations
     UNION ALL
-    SELECT 'sessions', used_at FROM sessions
-    UNION ALL
     SELECT 'session_waits', seen_at FROM session_waits
 ) noted
 WHERE noted.noted_at > now() + CAST(:ahead_ms AS bigint) * INTERVAL '1 millisecond';

@@ -5,25 +5,28 @@
 -- A worker as it reports itself; it was heard now. Not by a report that is older than another of the same agent.
 -- parameters: worker_id text, flavor text, state text, runtime text, python text, markers text
 -- parameters: memory_total_bytes bigint, gpu_total_bytes bigint, max_sandboxes integer, base_bytes bigint
--- parameters: incarnation text, report bigint
--- report: they count from 1; 0: the agent does not count.
+-- parameters: incarnation text, report bigint, kept_memory_bytes bigint, kept_gpu_memory_bytes bigint
+-- parameters: kept_sandboxes bigint
+-- report: they count from 1; 0: the agent does not count. kept: of the sandboxes that it reports without a call.
 -- returns: worker_id; no row: the report came too late
 INSERT INTO workers (
     worker_id, flavor, state, runtime, python, markers, memory_total_bytes, gpu_total_bytes, max_sandboxes,
-    base_bytes, incarnation, heard_at, report
+    base_bytes, incarnation, heard_at, report, kept_memory_bytes, kept_gpu_memory_bytes, kept_sandboxes
 )
 VALUES (
     CAST(:worker_id AS text), CAST(:flavor AS text), CAST(:state AS text), CAST(:runtime AS text),
     CAST(:python AS text), CAST(:markers AS text), CAST(:memory_total_bytes AS bigint),
     CAST(:gpu_total_bytes AS bigint), CAST(:max_sandboxes AS integer), CAST(:base_bytes AS bigint),
-    CAST(:incarnation AS text), now(), CAST(:report AS bigint)
+    CAST(:incarnation AS text), now(), CAST(:report AS bigint), CAST(:kept_memory_bytes AS bigint),
+    CAST(:kept_gpu_memory_bytes AS bigint), CAST(:kept_sandboxes AS bigint)
 )
 ON CONFLICT (worker_id) DO UPDATE SET
     flavor = excluded.flavor, state = excluded.state, runtime = excluded.runtime, python = excluded.python,
     markers = excluded.markers, memory_total_bytes = excluded.memory_total_bytes,
     gpu_total_bytes = excluded.gpu_total_bytes, max_sandboxes = excluded.max_sandboxes,
     base_bytes = excluded.base_bytes, incarnation = excluded.incarnation, heard_at = excluded.heard_at,
-    report = excluded.report
+    report = excluded.report, kept_memory_bytes = excluded.kept_memory_bytes,
+    kept_gpu_memory_bytes = excluded.kept_gpu_memory_bytes, kept_sandboxes = excluded.kept_sandboxes
 WHERE workers.incarnation <> excluded.incarnation OR excluded.report = 0 OR workers.report < excluded.report
 RETURNING worker_id;
 
@@ -68,14 +71,24 @@ WHERE worker_id = CAST(:worker_id AS text)
   );
 
 -- name: insert_sandboxes
--- The sandboxes that live on a worker; all lists are of one length.
+-- The sandboxes that a worker reports; all lists are of one length. Those without a call are kept.
 -- parameters: worker_id text, sandbox_ids text[], placement_ids text[], session_ids text[], memory_bytes bigint[]
 -- parameters: gpu_memory_bytes bigint[]
-INSERT INTO sandboxes (worker_id, sandbox_id, placement_id, session_id, memory_bytes, gpu_memory_bytes)
+INSERT INTO sandboxes (worker_id, sandbox_id, placement_id, session_id, memory_bytes, gpu_memory_bytes, kept)
 SELECT
-    CAST(:worker_id AS text), unnest(CAST(:sandbox_ids AS text[])), unnest(CAST(:placement_ids AS text[])),
-    unnest(CAST(:session_ids AS text[])), unnest(CAST(:memory_bytes AS bigint[])),
-    unnest(CAST(:gpu_memory_bytes AS bigint[]));
+    CAST(:worker_id AS text), reported.sandbox_id, reported.placement_id, reported.session_id, reported.memory_bytes,
+    reported.gpu_memory_bytes, reported.placement_id IS NULL
+FROM (
+    SELECT
+        unnest(CAST(:sandbox_ids AS text[])) AS sandbox_id, unnest(CAST(:placement_ids AS text[])) AS placement_id,
+        unnest(CAST(:session_ids AS text[])) AS session_id, unnest(CAST(:memory_bytes AS bigint[])) AS memory_bytes,
+        unnest(CAST(:gpu_memory_bytes AS bigint[])) AS gpu_memory_bytes
+) reported;
+
+-- name: keep_no_more
+-- What a report has left of a worker's sandboxes is not among those that the worker's row counts.
+-- parameters: worker_id text
+UPDATE sandboxes SET kept = FALSE WHERE worker_id = CAST(:worker_id AS text) AND kept;
 
 -- name: worker_news
 -- Whether a worker is known, and whether there may be something for it to do.

@@ -10,7 +10,7 @@
 -- returns: worker_id, flavor, markers, base_bytes, gpu_total_bytes, fits, and counts of workers: ready, other_flavor,
 -- short_of_memory, short_of_gpu, full
 WITH held AS (
-    SELECT worker_id, memory_bytes, gpu_memory_bytes, 1 AS sandboxes, 0 AS calls FROM sandboxes
+    SELECT worker_id, memory_bytes, gpu_memory_bytes, 1 AS sandboxes, 0 AS calls FROM sandboxes WHERE NOT kept
     UNION ALL
     -- A sandbox's report names its placement: from then on the sandbox counts, not the lease. A session's sandbox names
     -- its session, and counts for whatever call it gets; not yet for one that is to begin the session anew.
@@ -42,29 +42,47 @@ taken AS (
 ),
 loads AS (
     SELECT
-        workers.worker_id, workers.flavor, workers.markers, workers.base_bytes, workers.gpu_total_bytes,
-        workers.max_sandboxes,
+        workers.worker_id, workers.flavor, workers.max_sandboxes,
+        workers.memory_total_bytes AS memory_total,
+        -- sums have no bound: what is more than any total is as good as this
+        workers.kept_memory_bytes
+            + CAST(least(coalesce(taken.memory_bytes, 0), 4611686018427387903) AS bigint) AS memory_taken,
         -- wide enough for any sum and for the products below
-        CAST(workers.memory_total_bytes AS decimal(38, 0)) AS memory_total,
         CAST(workers.gpu_total_bytes AS decimal(38, 0)) AS gpu_total,
-        CAST(coalesce(taken.memory_bytes, 0) AS decimal(38, 0)) AS memory_taken,
-        CAST(coalesce(taken.gpu_bytes, 0) AS decimal(38, 0)) AS gpu_taken,
-        coalesce(taken.sandboxes, 0) AS sandboxes,
+        CAST(workers.kept_gpu_memory_bytes + coalesce(taken.gpu_bytes, 0) AS decimal(38, 0)) AS gpu_taken,
+        workers.kept_sandboxes + coalesce(taken.sandboxes, 0) AS sandboxes,
         coalesce(taken.calls, 0) AS in_flight
     FROM workers
     LEFT JOIN taken ON taken.worker_id = workers.worker_id
     WHERE workers.state = 'ready'
       AND workers.heard_at > now() - CAST(:ttl_ms AS bigint) * INTERVAL '1 millisecond'
 ),
-checked AS (
+-- Materialised, so that each worker's arithmetic is done once; in 64 bits where that is enough, for speed.
+checked AS MATERIALIZED (
     SELECT
-        loads.*,
+        worker_id, flavor, in_flight,
+        -- per million of the total, rounded down; an unknown total counts as nothing taken
+        CASE
+            WHEN memory_total IS NULL THEN 0
+            WHEN memory_total < 8000000000000 AND memory_taken < 8000000000000
+                THEN CAST((memory_taken * 1000000 - (memory_taken * 1000000) % memory_total) / memory_total AS bigint)
+            ELSE CAST(
+                (CAST(memory_taken AS decimal(38, 0)) * 1000000
+                    - (CAST(memory_taken AS decimal(38, 0)) * 1000000) % CAST(memory_total AS decimal(38, 0)))
+                / CAST(memory_total AS decimal(38, 0)) AS decimal(38, 0)
+            )
+        END AS per_million,
         NOT CAST(:gpu AS boolean) OR flavor = 'gpu' AS flavor_fits,
         -- the capacity rule, in integers; where no total is reported it is no filter
-        coalesce(
-            (memory_taken + CAST(:memory_bytes AS bigint)) * 1000000 <= memory_total * CAST(:headroom_ppm AS bigint),
-            TRUE
-        ) AS memory_fits,
+        CASE
+            WHEN memory_total IS NULL THEN TRUE
+            WHEN memory_total < 8000000000000 AND memory_taken < 4000000000000
+                AND CAST(:memory_bytes AS bigint) < 4000000000000
+                THEN (memory_taken + CAST(:memory_bytes AS bigint)) * 1000000
+                    <= memory_total * CAST(:headroom_ppm AS bigint)
+            ELSE (CAST(memory_taken AS decimal(38, 0)) + CAST(:memory_bytes AS bigint)) * 1000000
+                <= CAST(memory_total AS decimal(38, 0)) * CAST(:headroom_ppm AS bigint)
+        END AS memory_fits,
         CASE
             WHEN NOT CAST(:gpu AS boolean) OR gpu_total IS NULL THEN TRUE
             WHEN CAST(:gpu_bytes AS bigint) IS NULL THEN gpu_taken = 0
@@ -72,27 +90,30 @@ checked AS (
         END AS gpu_fits,
         max_sandboxes = 0 OR sandboxes < max_sandboxes AS sandboxes_fit
     FROM loads
+),
+best AS (
+    SELECT
+        worker_id,
+        flavor_fits AND memory_fits AND gpu_fits AND sandboxes_fit AS fits,
+        count(*) OVER () AS ready,
+        count(*) FILTER (WHERE NOT flavor_fits) OVER () AS other_flavor,
+        count(*) FILTER (WHERE flavor_fits AND NOT memory_fits) OVER () AS short_of_memory,
+        count(*) FILTER (WHERE flavor_fits AND NOT gpu_fits) OVER () AS short_of_gpu,
+        count(*) FILTER (WHERE flavor_fits AND NOT sandboxes_fit) OVER () AS "full"
+    FROM checked
+    ORDER BY
+        CASE WHEN flavor_fits AND memory_fits AND gpu_fits AND sandboxes_fit THEN 0 ELSE 1 END,
+        -- a cpu call spills to a gpu worker only when no cpu worker can take it
+        CASE WHEN flavor = 'gpu' AND NOT CAST(:gpu AS boolean) THEN 1 ELSE 0 END,
+        per_million,
+        in_flight,
+        worker_id COLLATE "C"
+    LIMIT 1
 )
 SELECT
-    worker_id, flavor, markers, base_bytes, gpu_total_bytes,
-    flavor_fits AND memory_fits AND gpu_fits AND sandboxes_fit AS fits,
-    count(*) OVER () AS ready,
-    count(*) FILTER (WHERE NOT flavor_fits) OVER () AS other_flavor,
-    count(*) FILTER (WHERE flavor_fits AND NOT memory_fits) OVER () AS short_of_memory,
-    count(*) FILTER (WHERE flavor_fits AND NOT gpu_fits) OVER () AS short_of_gpu,
-    count(*) FILTER (WHERE flavor_fits AND NOT sandboxes_fit) OVER () AS "full"
-FROM checked
-ORDER BY
-    CASE WHEN flavor_fits AND memory_fits AND gpu_fits AND sandboxes_fit THEN 0 ELSE 1 END,
-    -- a cpu call spills to a gpu worker only when no cpu worker can take it
-    CASE WHEN flavor = 'gpu' AND NOT CAST(:gpu AS boolean) THEN 1 ELSE 0 END,
-    -- per million of the total, rounded down; an unknown total counts as nothing taken
-    coalesce(
-        CAST((memory_taken * 1000000 - (memory_taken * 1000000) % memory_total) / memory_total AS decimal(38, 0)), 0
-    ),
-    in_flight,
-    worker_id COLLATE "C"
-LIMIT 1;
+    best.*, workers.flavor, workers.markers, workers.base_bytes, workers.gpu_total_bytes
+FROM best
+JOIN workers ON workers.worker_id = best.worker_id;
 
 -- name: insert_calls
 -- Calls with their first placements; each parameter is a list with one value a call, as in all inserts that follow.

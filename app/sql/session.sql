@@ -4,13 +4,14 @@
 -- name: expire_sessions
 -- Sessions whose sandbox is gone are over: their worker does not report it any more, was evicted or leaves, or another
 -- agent speaks for it. Not while a call has them, because it may be what starts the sandbox.
--- parameters: session_ids text[], worker_id text, ttl_ms bigint
--- Null: all sessions; any worker; however long it was not heard from.
+-- parameters: session_ids text[], ttl_ms bigint
+-- ttl_ms null: however long the worker was not heard from.
 -- returns: session_id of those that are over now
 UPDATE sessions SET expired_at = now()
 WHERE expired_at IS NULL AND session_id IN (
     SELECT sessions.session_id
-    FROM sessions
+    FROM (SELECT unnest(CAST(:session_ids AS text[])) AS session_id) asked
+    JOIN sessions ON sessions.session_id = asked.session_id
     LEFT JOIN leases ON leases.session_id = sessions.session_id
     LEFT JOIN sandboxes
         ON sandboxes.worker_id = sessions.worker_id AND sandboxes.session_id = sessions.session_id
@@ -22,34 +23,28 @@ WHERE expired_at IS NULL AND session_id IN (
             OR workers.heard_at > now() - CAST(:ttl_ms AS bigint) * INTERVAL '1 millisecond')
     WHERE sessions.expired_at IS NULL
       AND sessions.incarnation IS NOT NULL
-      AND (CAST(:session_ids AS text[]) IS NULL
-           OR sessions.session_id IN (SELECT unnest(CAST(:session_ids AS text[]))))
-      AND (CAST(:worker_id AS text) IS NULL OR sessions.worker_id = CAST(:worker_id AS text))
       AND leases.placement_id IS NULL
       AND (sandboxes.sandbox_id IS NULL OR workers.worker_id IS NULL)
 )
 RETURNING session_id;
 
--- name: has_unreported_sessions
--- Whether a worker has sessions that `expire_sessions` may expire: it does not report their sandboxes.
+-- name: unreported_sessions
+-- Sessions that `expire_sessions` may expire: their worker does not report their sandboxes.
 -- parameters: worker_id text
--- returns: one boolean
-SELECT EXISTS (
-    SELECT 1 FROM sessions
-    WHERE worker_id = CAST(:worker_id AS text) AND expired_at IS NULL AND incarnation IS NOT NULL
-      AND NOT EXISTS (SELECT 1 FROM leases WHERE leases.session_id = sessions.session_id)
-      AND (
-          NOT EXISTS (
-              SELECT 1 FROM sandboxes
-              WHERE sandboxes.worker_id = sessions.worker_id AND sandboxes.session_id = sessions.session_id
-          )
-          OR NOT EXISTS (
-              SELECT 1 FROM workers
-              WHERE workers.worker_id = sessions.worker_id AND workers.incarnation = sessions.incarnation
-                AND workers.state <> 'removed'
-          )
-      )
-);
+-- Null: of any worker.
+-- returns: session_id
+SELECT sessions.session_id
+FROM sessions
+LEFT JOIN sandboxes
+    ON sandboxes.worker_id = sessions.worker_id AND sandboxes.session_id = sessions.session_id
+LEFT JOIN workers
+    ON workers.worker_id = sessions.worker_id
+   AND workers.incarnation = sessions.incarnation
+   AND workers.state <> 'removed'
+WHERE (CAST(:worker_id AS text) IS NULL OR sessions.worker_id = CAST(:worker_id AS text))
+  AND sessions.expired_at IS NULL
+  AND sessions.incarnation IS NOT NULL
+  AND (sandboxes.sandbox_id IS NULL OR workers.worker_id IS NULL);
 
 -- name: sessions_asked_for
 -- What calls have to know of their sessions.
