@@ -179,10 +179,12 @@ async def run_agent(ports: list[int], number: int, ran: Path, held: HeldGenerati
             await telling.ask(report())
             await asyncio.sleep(TTL_S / 4)
 
-    async def run(each: Assignment) -> None:
+    async def run(each: Assignment, settled: asyncio.Event) -> None:
         peer = Peer(ports, random.randrange(len(ports)))
         path = f"/v1/placements/{each.placement_id}"
-        status, _ = await peer.ask(request("POST", f"{path}/accept?worker_id={worker_id}"))
+        accept = request("POST", f"{path}/accept?worker_id={worker_id}&incarnation={incarnation}")
+        status, _ = await peer.ask(accept)
+        settled.set()
         if status == 204:
             log.write(f"{each.call_id}\n")
             log.flush()
@@ -199,16 +201,17 @@ async def run_agent(ports: list[int], number: int, ran: Path, held: HeldGenerati
             continue
         orders = msgspec.json.decode(body, type=Orders)
         fresh = [each for each in orders.run if each.placement_id not in running]
-        for each in fresh:
+        accepted = [asyncio.Event() for _ in fresh]
+        for each, settled in zip(fresh, accepted, strict=True):
             running[each.placement_id] = each
-            task = asyncio.create_task(run(each))
+            task = asyncio.create_task(run(each, settled))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
         for placement_id in orders.cancel:
             result = Result(outcome="cancelled", python="3.11")
             await telling.ask(request("PUT", f"/v1/placements/{placement_id}/result", result))
-        if not fresh and orders.run:
-            await asyncio.sleep(0.002)  # all of it is under way
+        for settled in accepted:  # orders are repeated until they are carried out
+            await settled.wait()
     reporting.result()
 
 
