@@ -10,7 +10,7 @@ RUNTIME ?= fork
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test resources scale bench check format docs generation capture lock clean
+.PHONY: help setup demo test resources scale soak bench check format docs generation capture lock clean
 
 help: ## say what there is
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -39,6 +39,10 @@ resources: setup ## a root filesystem with the real datasets, model and tokenize
 
 scale: setup ## the tests that need the full-size catalogue of 400 MB
 	@$(BIN)/pytest -m scale $(T)
+
+soak: setup ## ten minutes of calls through three routers, then ten more while routers and agents are killed
+	cd $(CURDIR) && $(BIN)/python -m benchmarks.soak --seconds 600
+	cd $(CURDIR) && $(BIN)/python -m benchmarks.soak --seconds 600 --kill-every 30
 
 bench: setup ## measure speed against the usual practice and the limit, into benchmarks/results.jsonl
 	$(BIN)/python benchmarks/run.py

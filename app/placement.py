@@ -17,7 +17,14 @@ from sqlalchemy import Connection, RowMapping
 from app.catalogue import find_active_catalogue, list_checkpoints, read_distributions
 from app.database import Database
 from app.rows import in_parts, write_rows
-from app.scoring import Choice, ScoreRequest, catalogue_for_worker, conflicting_distributions, score_calls
+from app.scoring import (
+    Choice,
+    ScoreRequest,
+    catalogue_for_worker,
+    conflicting_distributions,
+    held_checkpoints,
+    score_calls,
+)
 from app.session import check_turn, expired, read_sessions, stop_waiting, wait_for_turns
 from app.settings import RouterSettings
 from app.sql import declared_parameters, statement
@@ -306,7 +313,7 @@ def reserve(connection: Connection, settings: RouterSettings, demand: Demand, be
     same = next((room for room in before if room.worker_id == worker["worker_id"] and not room.continues), None)
     if same is None:
         catalogue = catalogue_for_worker(connection, worker["worker_id"])
-        held = frozenset((catalogue and catalogue["held"]) or ())
+        held = held_checkpoints(connection, worker["worker_id"], catalogue["generation"]) if catalogue else frozenset()
     else:
         catalogue, held = same.catalogue, same.held
     skipped, kept = _split_packages(connection, settings, worker, demand, catalogue)

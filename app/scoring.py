@@ -191,14 +191,19 @@ def _choose(request: ScoreRequest, found: Prices, spoiled: Mapping[int, str]) ->
 
 
 def catalogue_for_worker(connection: Connection, worker_id: str) -> RowMapping | None:
-    """(catalogue_id, sha256, generation, flavor, alpha, restore_fixed_ns, cold_fixed_ns, held) of the catalogue that
-    prices calls on this worker: its flavor's active one if it holds that generation, else the newest of which it does.
-    `held` are the checkpoints of it that the worker offers, None for none.
+    """(catalogue_id, sha256, generation, flavor, alpha, restore_fixed_ns, cold_fixed_ns) of the catalogue that prices
+    calls on this worker: its flavor's active one if it holds that generation, else the newest of which it does.
 
     None: it holds the generation of no catalogue, so calls on it start cold.
     """
     rows = connection.execute(statement("find_catalogue_for_worker"), {"worker_id": worker_id})
     return rows.mappings().one_or_none()
+
+
+def held_checkpoints(connection: Connection, worker_id: str, generation: str) -> frozenset[str]:
+    """The checkpoints of a generation that a worker offers."""
+    asked = {"worker_id": worker_id, "generation": generation}
+    return frozenset(connection.execute(statement("held_checkpoints"), asked).scalars())
 
 
 Answer = TypeVar("Answer")

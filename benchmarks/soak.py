@@ -105,8 +105,8 @@ def keyed(path: str, body: Mapping[str, Any], key: str) -> bytes:
 # ---- clients ----
 
 
-async def run_clients(ports: list[int], clients: int, seconds: float) -> list[Ended]:
-    """All calls of so many clients, one at a time each."""
+async def run_clients(ports: list[int], clients: int, seconds: float, pause: float) -> list[Ended]:
+    """All calls of so many clients, one at a time each, and `pause` seconds between them."""
     sets = [json.loads(line)["modules"] for line in gzip.decompress(CORPUS.read_bytes()).splitlines()]
     over = time.monotonic() + seconds
     ended: list[Ended] = []
@@ -117,6 +117,7 @@ async def run_clients(ports: list[int], clients: int, seconds: float) -> list[En
             call: dict[str, Any] = {"payload": "eA==", "python": "3.11", "memory": BUDGET, "queue_timeout": 30}
             call["modules"] = drawn.choice(sets)
             ended.append(await run_one(peer, call))
+            await asyncio.sleep(pause)
 
     await asyncio.gather(*(one(number) for number in range(clients)))
     return ended
@@ -323,7 +324,8 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
         router_cpu_s, database_cpu_s = cluster.router_cpu_s(), postgresql_cpu_s(server)
         began = time.monotonic()
         command = [sys.executable, "-m", "benchmarks.soak", "--clients", str(options.clients)]
-        command += ["--seconds", str(options.seconds), "--ports", *map(str, cluster.ports)]
+        command += ["--seconds", str(options.seconds), "--pause", str(options.pause)]
+        command += ["--ports", *map(str, cluster.ports)]
         clients = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
         stack.callback(clients.kill)
         memory: list[float] = []
@@ -416,6 +418,7 @@ def main() -> None:
     parser.add_argument("--routers", type=int, default=3)
     parser.add_argument("--agents", type=int, default=20)
     parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds of each client between two calls")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--ports", type=int, nargs="+", help=argparse.SUPPRESS)  # of a process of its own
     parser.add_argument("--agent", type=int, help=argparse.SUPPRESS)
@@ -426,7 +429,7 @@ def main() -> None:
         held = msgspec.json.decode(options.held, type=HeldGeneration)
         uvloop.run(run_agent(options.ports, options.agent, options.ran, held))
     elif options.ports:
-        ended = uvloop.run(run_clients(options.ports, options.clients, options.seconds))
+        ended = uvloop.run(run_clients(options.ports, options.clients, options.seconds, options.pause))
         sys.stdout.buffer.write(msgspec.json.encode(ended))
     else:
         structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))

@@ -75,7 +75,8 @@ def write_generation(
 class Line:
     """A router and workers: real processes, over one catalogue and its checkpoints.
 
-    `packages` are files of the root filesystem, `checkpoints` what the catalogue lists; `lost` ones nobody captured.
+    `packages` are files of the root filesystem, `checkpoints` what the catalogue lists; `lost` ones nobody captured. The
+    database is a file of its own, unless another is given.
     """
 
     def __init__(
@@ -86,9 +87,11 @@ class Line:
         *,
         lost: str = "",
         kind: Literal["fork", "runsc"] = "fork",
+        database_url: str | None = None,
     ) -> None:
         self.folder = folder
         self.kind = kind
+        self.database_url = database_url or f"duckdb:///{folder / 'readie.duckdb'}"
         self.rootfs = (make_rootfs if kind == "fork" else make_sealed_rootfs)(folder / "rootfs", packages)
         (folder / "describe").mkdir()
         self.runtime = open_runtime(kind, self.rootfs, folder / "describe", Options())
@@ -121,7 +124,7 @@ class Line:
 
     def start_router(self) -> None:
         environment = {
-            "DATABASE_URL": f"duckdb:///{self.folder / 'readie.duckdb'}",
+            "DATABASE_URL": self.database_url,
             "CATALOGUE_DIR": str(self.folder / "catalogues"),
             "ROUTER_PORT": str(self.port),
             "WORKER_TTL": "15",

@@ -117,3 +117,33 @@ def test_answers_are_those_of_the_document(router: Served, operation_id: str, mo
         ask_and_check()
     except Unsatisfiable:
         assert mode is GenerationMode.NEGATIVE  # nothing can be wrong about it
+
+
+def test_answers_to_requests_that_follow_from_one_another(router: Served) -> None:
+    """What an answer names is asked for next: a call that was placed is read and cancelled, a session ended."""
+    followed: list[str] = []
+
+    class Story(SCHEMA.as_state_machine()):  # type: ignore[misc]
+        def before_call(self, case: Case[Any]) -> None:
+            ask_nothing_that_takes_long(case)
+
+        def get_call_kwargs(self, case: Case[Any]) -> dict[str, Any]:  # noqa: ARG002
+            return {"base_url": router.url, "headers": AUTHORIZED, "timeout": 30}
+
+        def validate_response(self, response: Response, case: Case[Any], **_: Any) -> None:
+            followed.append(case.operation.label)
+            check_answer(case, response)
+
+    Story.run(
+        settings=settings(
+            max_examples=8,
+            stateful_step_count=6,
+            database=None,
+            derandomize=True,
+            deadline=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+    )
+
+    assert len(set(followed)) >= 5

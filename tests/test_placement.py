@@ -463,8 +463,7 @@ def test_the_tables_stop_a_selection_that_went_wrong(database: Database, monkeyp
     report(database, "w", status(**holding(catalogue) | {"flavor": Flavor.CPU}))
     (wrong,) = rows(
         database,
-        "SELECT catalogue_id, sha256, generation, flavor, 0 AS restore_fixed_ns, 0 AS cold_fixed_ns, ARRAY['B'] AS held "
-        "FROM catalogues",
+        "SELECT catalogue_id, sha256, generation, flavor, 0 AS restore_fixed_ns, 0 AS cold_fixed_ns FROM catalogues",
     )
     monkeypatch.setattr("app.placement.catalogue_for_worker", lambda _connection, _worker_id: wrong)
 

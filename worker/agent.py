@@ -79,6 +79,7 @@ from worker.wheels import Sources, fetch_wheels
 
 REPORT_S = 10.0
 SETTLE_S = 0.05  # changes that come together are reported together
+LATER_S = 1.0  # for the beginning and end of a call: its placement and result have told of them
 POLL_S = 20.0
 MAX_FAILURES = 3  # of a checkpoint; then it is no longer offered
 ACCEPT_S = 30.0  # a placement that could not be accepted for this long is left to the router
@@ -144,6 +145,7 @@ class Agent:
         self.runs: dict[str, Run] = {}
         self.sessions: dict[str, Session] = {}
         self.changed = threading.Event()  # something to report
+        self.passed = False  # something to report that can wait a little
         self.reported = threading.Event()  # the router knows this worker
         self.idle = threading.Condition(self.lock)
         self.stopping = threading.Event()
@@ -371,11 +373,13 @@ class Agent:
 
     def report_forever(self) -> None:
         """Reports every 10 seconds and at each change."""
-        pause = REPORT_S
+        due = 0.0
         while not self.closing:
-            self.changed.wait(pause)
+            if not self.changed.wait(LATER_S) and not self.passed and time.monotonic() < due:
+                continue
             time.sleep(SETTLE_S)
             self.changed.clear()
+            self.passed = False
             if self.closing:
                 return
             for held in list(self.offered.values()):
@@ -385,14 +389,14 @@ class Agent:
                 self.report()
             except ReadieError as error:
                 self.note_away(error)
-                pause = 1.0
+                due = 0.0
             except Exception:  # such as no descriptors left: a worker that reports no more would be lost
                 log.exception("report failed")
-                pause = 1.0
+                due = 0.0
             else:
                 self.note_back()
                 self.reported.set()
-                pause = REPORT_S
+                due = time.monotonic() + REPORT_S
 
     def note_away(self, error: ReadieError) -> None:
         if self.away != error.slug and not self.closing:
@@ -490,7 +494,7 @@ class Agent:
                 ready_s=round(result.phases.ready, 4),
                 run_s=round(result.phases.run, 4),
             )
-        self.changed.set()
+        self.note_call(run)
         run.stop.close()
         with self.idle:
             self.idle.notify_all()
@@ -508,8 +512,14 @@ class Agent:
             return False
         finally:
             run.settled.set()
-        self.changed.set()
+        self.note_call(run)
         return True
+
+    def note_call(self, run: Run) -> None:
+        """A call has begun or ended: of a session's sandbox the router knows by reports alone."""
+        self.passed = True
+        if run.assignment.session_id is not None:
+            self.changed.set()
 
     def execute(self, run: Run, sender: OutputSender, accepted: Callable[[], bool]) -> Result:
         """The result of a placement. Raises `Dropped` if it is not to be run."""

@@ -83,14 +83,8 @@ ORDER BY e.catalogue_id;
 -- The catalogue that prices calls on a worker: its flavor's active one if the worker holds that generation, else the
 -- newest imported one whose generation it holds.
 -- parameters: worker_id text
--- returns: at most one row; none: calls on it start cold; held: the checkpoints of it that the worker offers, null for none
-SELECT
-    c.catalogue_id, c.sha256, c.generation, c.flavor, c.alpha, g.restore_fixed_ns, g.cold_fixed_ns,
-    (
-        SELECT array_agg(h.checkpoint_id)
-        FROM worker_checkpoints h
-        WHERE h.worker_id = g.worker_id AND h.generation = g.generation
-    ) AS held
+-- returns: at most one row; none: calls on it start cold
+SELECT c.catalogue_id, c.sha256, c.generation, c.flavor, c.alpha, g.restore_fixed_ns, g.cold_fixed_ns
 FROM workers w
 JOIN catalogues c ON c.flavor = w.flavor
 JOIN worker_generations g ON g.worker_id = w.worker_id AND g.generation = c.generation
@@ -98,6 +92,13 @@ LEFT JOIN active_catalogues a ON a.catalogue_id = c.catalogue_id
 WHERE w.worker_id = CAST(:worker_id AS text)
 ORDER BY a.flavor IS NULL, c.catalogue_id DESC
 LIMIT 1;
+
+-- name: held_checkpoints
+-- The checkpoints of a generation that a worker offers.
+-- parameters: worker_id text, generation text
+-- returns: checkpoint_id
+SELECT checkpoint_id FROM worker_checkpoints
+WHERE worker_id = CAST(:worker_id AS text) AND generation = CAST(:generation AS text);
 
 -- name: list_distributions
 -- The root filesystem's distributions, all or those of these canonical names.
