@@ -42,7 +42,7 @@ from benchmarks.load import Connection, request
 from readie.flavor import Flavor
 from readie.projection import load_catalogue
 from readie.wire import Assignment, CallPlaced, CallStatus, HeldGeneration, Orders, Result, SandboxStatus, WorkerStatus
-from tests.postgres import running_postgresql
+from tests.postgres import end_with_parent, running_postgresql
 
 CATALOGUE = ROOT / "catalogues" / "cpu.json"
 CORPUS = ROOT / "corpora" / "cpu.jsonl.gz"
@@ -157,7 +157,8 @@ async def run_agent(ports: list[int], number: int, ran: Path, held: HeldGenerati
     worker_id, incarnation = f"worker-{number}", uuid4().hex
     running: dict[str, Assignment] = {}
     reports = itertools.count(1)
-    telling, polling = Peer(ports, number), Peer(ports, number + 1)
+    telling, polling, ending = (Peer(ports, number + each) for each in range(3))  # a request at a time each
+    forgotten = asyncio.Event()
     log = ran.open("a")
 
     def report() -> bytes:
@@ -177,8 +178,10 @@ async def run_agent(ports: list[int], number: int, ran: Path, held: HeldGenerati
 
     async def report_forever() -> None:
         while True:
+            forgotten.clear()
             await telling.ask(report())
-            await asyncio.sleep(TTL_S / 4)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(forgotten.wait(), TTL_S / 4)
 
     async def run(each: Assignment, settled: asyncio.Event) -> None:
         peer = Peer(ports, random.randrange(len(ports)))
@@ -197,8 +200,9 @@ async def run_agent(ports: list[int], number: int, ran: Path, held: HeldGenerati
     tasks: set[asyncio.Task[None]] = set()
     while not reporting.done():
         status, body = await polling.ask(request("GET", f"/v1/workers/{worker_id}/placements?wait=20"))
-        if status != 200:
-            await telling.ask(report())
+        if status != 200:  # no router knows this worker (any more)
+            forgotten.set()
+            await asyncio.sleep(0.2)
             continue
         orders = msgspec.json.decode(body, type=Orders)
         fresh = [each for each in orders.run if each.placement_id not in running]
@@ -210,7 +214,7 @@ async def run_agent(ports: list[int], number: int, ran: Path, held: HeldGenerati
             task.add_done_callback(tasks.discard)
         for placement_id in orders.cancel:
             result = Result(outcome="cancelled", python="3.11")
-            await telling.ask(request("PUT", f"/v1/placements/{placement_id}/result", result))
+            await ending.ask(request("PUT", f"/v1/placements/{placement_id}/result", result))
         for settled in accepted:  # orders are repeated until they are carried out
             await settled.wait()
     reporting.result()
@@ -244,7 +248,14 @@ class Cluster:
     def start(self, command: list[str], name: str, **environment: str) -> "subprocess.Popen[bytes]":
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **environment}
         with (self.folder / f"{name}.log").open("ab") as log:
-            return subprocess.Popen(command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            return subprocess.Popen(
+                command,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                preexec_fn=end_with_parent,  # noqa: PLW1509 # one system call
+            )
 
     def kill(self, drawn: random.Random) -> None:
         """Kills a router or an agent, by turns, and starts it again."""
@@ -326,7 +337,7 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
         command = [sys.executable, "-m", "benchmarks.soak", "--clients", str(options.clients)]
         command += ["--seconds", str(options.seconds), "--pause", str(options.pause)]
         command += ["--ports", *map(str, cluster.ports)]
-        clients = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+        clients = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, preexec_fn=end_with_parent)  # noqa: PLW1509
         stack.callback(clients.kill)
         memory: list[float] = []
         killed_at = sampled_at = began

@@ -143,7 +143,7 @@ class Server:
                 stdout=stream,
                 stderr=stream,
                 start_new_session=True,  # Ctrl-C is for the tests, which then stop it in order
-                preexec_fn=_end_with_parent,  # noqa: PLW1509 # one system call, before any thread exists here
+                preexec_fn=end_with_parent,  # noqa: PLW1509 # one system call, before any thread exists here
                 **self.identity,
             )
         _await(self.process, self.url, log)
@@ -208,7 +208,7 @@ def _server(binaries: Path, settings: Mapping[str, str], environ: Mapping[str, s
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGINT, 0, 0, 0)  # PR_SET_PDEATHSIG
 
 

@@ -127,7 +127,7 @@ def test_answers_to_requests_that_follow_from_one_another(router: Served) -> Non
         def before_call(self, case: Case[Any]) -> None:
             ask_nothing_that_takes_long(case)
 
-        def get_call_kwargs(self, case: Case[Any]) -> dict[str, Any]:  # noqa: ARG002
+        def get_call_kwargs(self, case: Case[Any]) -> dict[str, Any]:
             return {"base_url": router.url, "headers": AUTHORIZED, "timeout": 30}
 
         def validate_response(self, response: Response, case: Case[Any], **_: Any) -> None:
