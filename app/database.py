@@ -159,8 +159,8 @@ class Database:
         Never ends by itself. Raises `DatabaseUnavailable` when the connection is lost.
         """
         with self._problems():
-            arguments = self.engine.dialect.create_connect_args(self.engine.url)
-            with psycopg.connect(**arguments[1], autocommit=True, connect_timeout=10) as connection:
+            _, arguments = self.engine.dialect.create_connect_args(self.engine.url)
+            with psycopg.connect(**{"connect_timeout": 10, **arguments}, autocommit=True) as connection:
                 connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(CHANNEL)))
                 yield None
                 while True:

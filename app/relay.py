@@ -59,6 +59,9 @@ def _tell(database: Database, origin: str, told: "queue.SimpleQueue[tuple[str, .
             database.notify(list(_notices(origin, topics)))
         except DatabaseUnavailable:  # those who hear look into it once it is back
             over.wait(RETRY_SECONDS)
+        except Exception:  # a thread that has ended would tell nothing any more
+            log.exception("other routers are not told")
+            over.wait(RETRY_SECONDS)
 
 
 def _notices(origin: str, topics: dict[str, None]) -> Iterator[str]:
@@ -87,4 +90,7 @@ def _hear(database: Database, origin: str, wake_ups: WakeUps, over: threading.Ev
                         wake_ups.hear(*topics)
         except DatabaseUnavailable as error:
             log.warning("other routers are not heard", reason=error.detail)
+            over.wait(RETRY_SECONDS)
+        except Exception:
+            log.exception("other routers are not heard")
             over.wait(RETRY_SECONDS)

@@ -90,6 +90,19 @@ def test_a_router_whose_connection_is_cut_hears_again(
     assert [order["call_id"] for order in polling.result(40)["run"]] == [placed["call_id"]]
 
 
+def test_the_url_may_have_options_of_its_own(database_url: str) -> None:
+    """Such as how long a connection may take."""
+    database = open_database(f"{database_url}&connect_timeout=5")
+    notices = database.notices()
+    heard = [next(notices)]
+    database.notify(["told"])
+    heard.append(next(notice for notice in notices if notice))
+    notices.close()  # type: ignore[attr-defined]
+    database.close()
+
+    assert heard == [None, "told"]
+
+
 def test_notices_fit(kind: str) -> None:
     """PostgreSQL carries less than 8,000 bytes; every topic is told, with who tells it."""
     topics = dict.fromkeys(f"worker:{'w' * 100}{number}" for number in range(200))
