@@ -40,7 +40,7 @@ from app.api import (
 )
 from app.database import Database
 from app.groups import Groups
-from app.liveness import mark_read, prune, sweep
+from app.liveness import STALLED_SECONDS, mark_read, prune, sweep
 from app.metrics import Metrics
 from app.relay import relaying
 from app.requests import follow_requests
@@ -229,8 +229,11 @@ def _sweeping(serving: Serving) -> Callable[[Litestar], Any]:
 
     async def sweep_forever() -> None:
         pruned_at = -PRUNE_INTERVAL
-        listening_since = time.monotonic()
+        listening_since = swept_at = time.monotonic()
         while True:
+            if time.monotonic() - swept_at > settings.sweep_interval + STALLED_SECONDS:  # this process stood still
+                listening_since = time.monotonic()
+            swept_at = time.monotonic()
             try:
                 await sync_to_thread(mark_read, database, serving.were_read)
                 # Who could not be heard is not silent: after a start, and while the database is away, all get their time.

@@ -5,6 +5,7 @@ one statement that a result or a cancellation may win.
 """
 
 import json
+import time
 from collections import deque
 from typing import Any
 
@@ -30,6 +31,9 @@ MOST_PLACEMENTS = 3
 
 #: Payloads and results are kept this long after the result was read, and this long after the call's end at most.
 READ_SECONDS, UNREAD_SECONDS = 3600, 86_400
+
+#: A database that takes this long to answer a sweep has stood still.
+STALLED_SECONDS = 5.0
 
 #: The key of a call is remembered this long: a client that sends the call again later has given it up before.
 KEY_SECONDS = 86_400
@@ -152,18 +156,23 @@ def sweep(database: Database, settings: RouterSettings, *, heard: bool = True) -
     `heard` false: workers could not be heard for long enough yet, so that none is silent and nothing is late. Does
     nothing while another router sweeps.
     """
+    asked_at = time.monotonic()
     with database.reading() as guard:  # held until this one is through; what it does is in other transactions
         if not database.try_lock(guard, SWEEP):
             return []
         set_times_back(database)
-        return _sweep(database, settings) if heard else []
+        return _sweep(database, settings, asked_at) if heard else []
 
 
-def _sweep(database: Database, settings: RouterSettings) -> list[str]:
+def _sweep(database: Database, settings: RouterSettings, asked_at: float) -> list[str]:
     topics: list[str] = []
     ttl = {"ttl_ms": round(settings.worker_ttl * 1000)}
     with database.reading() as connection:
         due = connection.execute(statement("due_leases"), ttl).all()
+        silent = connection.execute(statement("silent_workers"), ttl).scalars().all()
+    took = time.monotonic() - asked_at
+    if took > STALLED_SECONDS:  # no report came through either
+        raise DatabaseUnavailable(f"it took {took:.0f} seconds to say which workers are silent")
     for lease in due:
         try:
             with database.transaction() as connection:
@@ -172,12 +181,17 @@ def _sweep(database: Database, settings: RouterSettings) -> list[str]:
             raise
         except Exception:  # one that cannot be ended must not keep the others waiting
             log.exception("lease cannot be ended", placement_id=lease.placement_id)
-    with database.reading() as connection:
-        silent = connection.execute(statement("silent_workers"), ttl).scalars().all()
     for worker_id in silent:
-        with database.transaction() as connection:
-            database.lock(connection, PLACEMENTS)  # nothing is placed on it meanwhile
-            if evict_worker(connection, worker_id, settings):
+        try:
+            with database.transaction() as connection:
+                database.lock(connection, PLACEMENTS)  # nothing is placed on it meanwhile
+                evicted = evict_worker(connection, worker_id, settings)
+        except DatabaseUnavailable:
+            raise
+        except Exception:
+            log.exception("worker cannot be evicted", worker_id=worker_id)
+        else:
+            if evicted:
                 log.warning("worker evicted", worker_id=worker_id, ttl_s=settings.worker_ttl)
                 topics.append(worker_topic(worker_id))
     return topics
@@ -251,10 +265,15 @@ def mark_read(database: Database, call_ids: deque[str]) -> None:
     """Writes down that the ends of calls were read, and takes them from the list: from then on their results need not be
     kept for long.
     """
-    read = [call_ids.popleft() for _ in range(len(call_ids))]
-    if read:
+    read = sorted({call_ids.popleft() for _ in range(len(call_ids))})
+    if not read:
+        return
+    try:
         with database.transaction() as connection:
             connection.execute(statement("mark_read"), {"call_ids": read})
+    except BaseException:
+        call_ids.extend(read)  # another time
+        raise
 
 
 def prune(database: Database, settings: RouterSettings) -> None:
@@ -274,9 +293,9 @@ def prune(database: Database, settings: RouterSettings) -> None:
         for name in ("delete_old_call_modules", "delete_old_call_packages", "delete_old_calls"):
             connection.execute(statement(name), ended)
         connection.execute(statement("delete_old_call_keys"), {"kept_s": KEY_SECONDS})
+        connection.execute(statement("delete_old_audit"), {"kept_days": KEPT_DAYS})
     with database.transaction() as connection:
         database.lock(connection, PLACEMENTS)
         expire_sessions(connection, unreported_sessions(connection))
         connection.execute(statement("delete_old_sessions"), {"expired_ms": EXPIRED_SECONDS * 1000})
         connection.execute(statement("delete_old_session_waits"), {"stale_ms": STALE_SECONDS * 1000})
-        connection.execute(statement("delete_old_audit"), {"kept_days": KEPT_DAYS})

@@ -18,6 +18,7 @@ from readie.errors import DatabaseUnavailable
 
 GATHER_SECONDS = 0.003
 RETRY_SECONDS = 1.0  # while the database is away
+STOP_SECONDS = 5.0  # they end with the process, if nothing comes from the database meanwhile
 MOST_BYTES = 7_000  # of one notice; PostgreSQL carries less than 8,000
 
 log = structlog.get_logger(__name__)
@@ -46,7 +47,7 @@ def relaying(database: Database, wake_ups: WakeUps) -> Iterator[None]:
         over.set()
         told.put(())
         for thread in threads:
-            thread.join()
+            thread.join(STOP_SECONDS)
 
 
 def _tell(database: Database, origin: str, told: "queue.SimpleQueue[tuple[str, ...]]", over: threading.Event) -> None:

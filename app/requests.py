@@ -14,6 +14,7 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from app.audit import ADMINISTRATIVE, write_audit
 from app.database import Database
 from app.metrics import Metrics
+from readie.errors import RateLimited
 
 #: The header with a request's id, in requests and in answers.
 HEADER = "X-Request-Id"
@@ -42,7 +43,7 @@ def follow_requests(serve: ASGIApp, database: Database, metrics: Metrics) -> ASG
                 MutableScopeHeaders.from_message(message)[HEADER] = request_id
                 route, status = _route_of(scope), message["status"]
                 metrics.count_request(route, status)
-                if route in ADMINISTRATIVE:
+                if route in ADMINISTRATIVE and status != RateLimited.status:  # a flood is not to reach the database
                     request: dict[str, str | int] = {
                         "address": (scope["client"] or ("",))[0][:_MOST],
                         "action": route,

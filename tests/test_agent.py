@@ -17,8 +17,11 @@ from readie.client import Call
 from readie.errors import (
     BadSetting,
     CallCancelled,
+    DatabaseUnavailable,
     InstallFailed,
     PayloadTooLarge,
+    RateLimited,
+    ReadieError,
     RouterUnreachable,
     UnknownPlacement,
     WorkerLost,
@@ -194,6 +197,21 @@ def test_output_that_nobody_wants_does_not_hold_up_the_result() -> None:
     sender = OutputSender(refuse, 100)
     sender.add("stdout", "text")
     sender.finish()
+
+
+@pytest.mark.parametrize("error", [RouterUnreachable("away"), DatabaseUnavailable("away"), RateLimited("slow down")])
+def test_a_result_is_kept_however_long_nobody_can_take_it(error: ReadieError, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the router answers that its database is away: that is no refusal."""
+    pauses: list[float] = []
+    monkeypatch.setattr("worker.router.time.sleep", pauses.append)
+
+    def answer_at_last() -> str:
+        if len(pauses) < 100:
+            raise error
+        return "taken"
+
+    assert persist(answer_at_last, lambda: False) == "taken"
+    assert max(pauses) == 2.0
 
 
 def test_a_router_that_is_away_is_asked_again_until_it_answers() -> None:

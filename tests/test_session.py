@@ -1,6 +1,7 @@
 """Sessions (DESIGN §6.1): calls that share a sandbox, one at a time, and what becomes of it."""
 
 import threading
+import time
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from packaging.markers import default_environment
 from sqlalchemy import Connection, exc, text
 
+from app import liveness
 from app.api.workers import read_workers
 from app.catalogue import import_catalogue
 from app.database import Database
@@ -22,6 +24,7 @@ from app.waiting import session_topic
 from readie.errors import (
     BadRequest,
     BadResult,
+    DatabaseUnavailable,
     NoCapacity,
     NoWorkers,
     OutOfMemory,
@@ -552,6 +555,41 @@ def test_a_report_that_arrives_after_a_later_one_is_ignored(database: Database) 
     report(database, "w", report=1, incarnation="second")
 
     assert taken(database) == (0, 0)
+
+
+@pytest.mark.parametrize("kind", ["postgresql"], indirect=True)
+def test_a_database_that_stood_still_says_of_no_worker_that_it_is_silent(
+    database: Database, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No report came through meanwhile: the sweep is put off, and workers get their time to be heard."""
+    monkeypatch.setattr(liveness, "STALLED_SECONDS", 0.2)
+    kept(database)
+    fall_silent(database)
+    locked = threading.Event()
+
+    def stand_still() -> None:
+        with database.transaction() as connection:
+            connection.execute(text("LOCK TABLE workers IN ACCESS EXCLUSIVE MODE"))
+            locked.set()
+            time.sleep(1.0)
+
+    holder = threading.Thread(target=stand_still)
+    holder.start()
+    locked.wait()
+    with pytest.raises(DatabaseUnavailable, match="seconds to say"):
+        sweep(database, SETTINGS)
+    holder.join()
+
+    assert [row["worker_id"] for row in rows(database, "SELECT worker_id FROM workers")] == ["w"]
+
+
+def test_what_a_session_has_installed_is_remembered_as_long_as_the_session(database: Database) -> None:
+    """Its first call may have ended long ago: a later one that asks for the same packages goes on."""
+    kept(database, packages=["extra"])
+    change(database, "UPDATE calls SET finished_at = now() - INTERVAL '31 days'")
+    prune(database, SETTINGS)
+
+    assert place(database, packages=["extra"]).placement.worker_id == "w"
 
 
 def test_a_result_that_says_so_ends_the_session(database: Database) -> None:

@@ -26,6 +26,7 @@ from readie.errors import (
     BadResult,
     BadSetting,
     CallCancelled,
+    DatabaseUnavailable,
     InstallFailed,
     NeedsGpu,
     PayloadTooLarge,
@@ -382,10 +383,10 @@ class Agent:
             self.passed = False
             if self.closing:
                 return
-            for held in list(self.offered.values()):
-                if not self.runtime.alive(held.spec):
-                    self.note_failure(held, "its zygote has ended")
             try:
+                for held in list(self.offered.values()):
+                    if not self.runtime.alive(held.spec):
+                        self.note_failure(held, "its zygote has ended")
                 self.report()
             except ReadieError as error:
                 self.note_away(error)
@@ -445,8 +446,16 @@ class Agent:
                     continue
                 run = Run(assignment, arrived, assignment.memory, Stop())
                 self.runs[run.placement_id] = run
+            try:
+                threading.Thread(target=self.run, args=[run], name=f"call {assignment.call_id}").start()
+            except RuntimeError as error:  # no thread is to be had: the router places the call again
+                log.warning("placement dropped", placement_id=run.placement_id, reason=str(error))
+                with self.idle:
+                    del self.runs[run.placement_id]
+                    self.idle.notify_all()
+                run.stop.close()
+                continue
             started.append(run)
-            threading.Thread(target=self.run, args=[run], name=f"call {assignment.call_id}").start()
         for placement_id in orders.cancel:
             with self.lock:
                 known = self.runs.get(placement_id)
@@ -455,7 +464,9 @@ class Agent:
                 known.stop.set(CallCancelled(f"{known.assignment.call_id} was cancelled"))
             else:
                 self.send_result(
-                    placement_id, ended_result(CallCancelled("the worker does not know the placement (any more)"))
+                    placement_id,
+                    ended_result(CallCancelled("the worker does not know the placement (any more)")),
+                    go_on=False,  # with these orders, first
                 )
         for run in started:
             run.settled.wait(5.0)
@@ -764,13 +775,15 @@ class Agent:
         self.changed.set()
         return True
 
-    def send_result(self, placement_id: str, result: Result) -> None:
-        """Sends how a placement ended, however long the router is away."""
+    def send_result(self, placement_id: str, result: Result, *, go_on: bool = True) -> None:
+        """Sends how a placement ended, however long the router is away, and goes on with what there is to do next."""
+        orders = Orders()
         try:
             orders = persist(lambda: self.router.result(placement_id, result), self.patience())
-            self.follow(orders, time.monotonic())
         except UnknownPlacement:
             log.info("result not wanted any more", placement_id=placement_id)
+        except (RouterUnreachable, DatabaseUnavailable) as error:  # this worker leaves, and waits no longer
+            log.warning("result not sent", placement_id=placement_id, reason=error.detail)
         except ReadieError as error:
             log.warning("result refused", placement_id=placement_id, reason=error.detail)
             if result.payload:
@@ -779,6 +792,11 @@ class Agent:
                 self.send_result(
                     placement_id, msgspec.structs.replace(result, outcome="failed", payload=b"", problem=problem)
                 )
+        if go_on:
+            try:
+                self.follow(orders, time.monotonic())
+            except Exception:
+                log.exception("orders not followed")
 
 
 def lives_on(result: Result) -> bool:

@@ -7,7 +7,7 @@ from typing import TypeVar
 import httpx
 import msgspec
 
-from readie.errors import ReadieError, RouterUnreachable
+from readie.errors import DatabaseUnavailable, RateLimited, ReadieError, RouterUnreachable
 from readie.http import MESSAGEPACK, connection, problem_in, read_answer, unreachable
 from readie.wire import Orders, Output, Result, WorkerStatus
 from worker.settings import WorkerSettings
@@ -70,7 +70,7 @@ def persist(action: Callable[[], T], give_up: Callable[[], bool]) -> T:
         try:
             return action()
         except ReadieError as error:
-            away = isinstance(error, RouterUnreachable)
+            away = isinstance(error, RouterUnreachable | DatabaseUnavailable | RateLimited)
             answered += not away
             if give_up() or (not away and (error.status < 500 or answered >= ANSWERED_TRIES)):
                 raise

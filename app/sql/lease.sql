@@ -411,10 +411,12 @@ DELETE FROM call_modules WHERE call_id IN (
 );
 
 -- name: delete_old_call_packages
--- As delete_old_call_modules.
+-- As delete_old_calls: what a session's sandbox has installed is in them.
 -- parameters: kept_s bigint
 DELETE FROM call_packages WHERE call_id IN (
-    SELECT call_id FROM calls WHERE finished_at <= now() - CAST(:kept_s AS bigint) * INTERVAL '1 second'
+    SELECT call_id FROM calls
+    WHERE finished_at <= now() - CAST(:kept_s AS bigint) * INTERVAL '1 second'
+      AND NOT call_id IN (SELECT call_id FROM sessions)
 );
 
 -- name: delete_old_calls
