@@ -169,7 +169,6 @@ def _sweep(database: Database, settings: RouterSettings, asked_at: float) -> lis
     ttl = {"ttl_ms": round(settings.worker_ttl * 1000)}
     with database.reading() as connection:
         due = connection.execute(statement("due_leases"), ttl).all()
-        silent = connection.execute(statement("silent_workers"), ttl).scalars().all()
     took = time.monotonic() - asked_at
     if took > STALLED_SECONDS:  # no report came through either
         raise DatabaseUnavailable(f"it took {took:.0f} seconds to say which workers are silent")
@@ -181,6 +180,8 @@ def _sweep(database: Database, settings: RouterSettings, asked_at: float) -> lis
             raise
         except Exception:  # one that cannot be ended must not keep the others waiting
             log.exception("lease cannot be ended", placement_id=lease.placement_id)
+    with database.reading() as connection:
+        silent = connection.execute(statement("silent_workers"), ttl).scalars().all()
     for worker_id in silent:
         try:
             with database.transaction() as connection:
