@@ -29,7 +29,7 @@ demo: setup ## the whole line on real packages: measure, plan, capture, place, r
 	@RUNTIME=$(RUNTIME) $(BIN)/python demo/run.py
 
 test: setup ## all tests, on DuckDB and on PostgreSQL; make test T=tests/test_units.py for some
-	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder $(T)
+	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(T)
 
 resources: setup ## a root filesystem with the real datasets, model and tokenizer, for the tests that use them
 	$(PYTHON) -m venv --clear .demo/resources
