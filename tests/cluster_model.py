@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.settings import RouterSettings
-from readie.errors import SandboxFailed, SessionExpired
+from readie.errors import PlacementError, SandboxFailed, SessionExpired
 from readie.flavor import Flavor
 from readie.settings import Bytes
 from readie.wire import (
@@ -410,7 +410,7 @@ class Router:
             if accepted:
                 self.stop(placement_id, lease)
             if not accepted:
-                problem = "" if call.attempts < MOST_PLACEMENTS else "placement-error"
+                problem = "" if call.attempts < MOST_PLACEMENTS else PlacementError.slug
             elif cause == "deadline":
                 problem = "call-timeout"
             else:
@@ -512,6 +512,11 @@ class Agent:
         kept = self.sessions.get(run.assignment.session_id or "")
         if run.assignment.continues and kept and not kept.over and kept.run is None:
             kept.run, run.kept = run.assignment.placement_id, kept
+
+    def give_up(self) -> None:
+        """What could not be accepted for so long is left to the router."""
+        for placement_id in [name for name, run in self.runs.items() if not run.accepted]:
+            self.drop(placement_id)
 
     def drop(self, placement_id: str) -> None:
         """A call that is not to be run, or that ended badly before it had a sandbox of its own to keep."""

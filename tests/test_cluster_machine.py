@@ -255,12 +255,14 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([20, 20, 310, 510, 2000]), silent=st.sets(worker_ids, max_size=1))
     def time_passes(self, seconds: int, silent: set[str]) -> None:
-        """Agents report in it, but for one at most."""
+        """Agents report in it, but for one at most, and give up what they could not accept."""
         with self.database.transaction() as connection:
             for table, columns in TIMES.items():
                 moved = ", ".join(f"{column} = {column} - INTERVAL '{seconds} seconds'" for column in columns)
                 connection.execute(text(f"UPDATE {table} SET {moved}"))
         self.model.now += seconds
+        for agent in self.agents.values():
+            agent.give_up()
         for worker_id in sorted(self.agents.keys() - silent):
             self.report(worker_id)
 
