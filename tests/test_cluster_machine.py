@@ -352,7 +352,6 @@ class ClusterMachine(RuleBasedStateMachine):
         return listed[number % len(listed)]
 
 
-@pytest.mark.scale
 def test_a_cluster_is_that_of_the_plain_model(database: Database, kind: str) -> None:
     """Workers, placements, sessions and calls, step by step; nothing is lost, run twice or overcommitted."""
     generations = {}
