@@ -2,7 +2,7 @@
 -- worker that is gone is missed, and a lease ended, that much later.
 
 -- name: times_ahead
--- Whether a time of what has happened lies in the future; calls are too many to be looked at each time.
+-- Whether a time of what has happened lies in the future; calls and sessions are too many to be looked at each time.
 -- parameters: ahead_ms bigint
 -- returns: one row a table that has such a time; none: all is well
 SELECT DISTINCT noted.place
