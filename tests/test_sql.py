@@ -31,7 +31,7 @@ from app.placement import place_call
 from app.query import check_query, list_views, run_query
 from app.settings import RouterSettings
 from app.sql import views
-from app.tables import call_modules, calls
+from app.tables import audit, call_modules, calls
 from readie.cost import closure, match, price_catalogue, rank
 from readie.errors import BadQuery, DatabaseBehind, QueryBusy, QueryTimeout, ReadieError
 from readie.flavor import Flavor
@@ -98,6 +98,10 @@ def fill(database: Database) -> None:
             with database.transaction() as connection:
                 assert accept_placements(connection, [(placement.placement_id, "w")]) == [None]
                 end_placements(connection, [(placement.placement_id, result)])
+    row = {"request_id": "mine~1", "asked_at": "2030-01-01T00:00:00+00:00", "address": "127.0.0.1", "status": 201}
+    row |= {"action": "activateCatalogue", "target": "/v1/catalogues/1/activate"}
+    with database.transaction() as connection:
+        connection.execute(insert(audit).values(**row))
 
 
 @pytest.fixture
@@ -238,6 +242,10 @@ ANSWERS: list[tuple[str, list[tuple[Any, ...]]]] = [
             (None, "cold", 1, 0.5, 0.75, 0.25, 0.75, 0.75),
             ("B", "restored", 2, 0.5, 0.55, 0.05, 0.5, 0.6),
         ],
+    ),
+    (
+        "SELECT request_id, address, action, target, status FROM audit_log",
+        [("mine", "127.0.0.1", "activateCatalogue", "/v1/catalogues/1/activate", 201)],
     ),
 ]
 
