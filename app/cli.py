@@ -1,15 +1,13 @@
 """`readie-router`: serve, bring the database up to date, and look into it."""
 
 import csv
-import errno
 import logging
 import os
 import re
 import signal
-import socket
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, TypeVar
@@ -24,6 +22,7 @@ from rich.table import Column, Table
 from rich.text import Text
 from sqlalchemy import Connection
 
+from app.address import listen
 from app.api.catalogues import read_summaries, read_summary
 from app.api.workers import MOST_WORKERS, read_workers
 from app.application import create_app
@@ -41,11 +40,9 @@ from readie.document import hash_document
 from readie.errors import (
     BadDocument,
     BadFile,
-    BadSetting,
     DatabaseBehind,
     DatabaseInUse,
     DatabaseUnavailable,
-    PortTaken,
     UsageError,
 )
 from readie.flavor import parse_flavor
@@ -116,7 +113,7 @@ def serve(
     hangups = Hangups()
     with (
         hangups.received(),
-        _listen(settings) as listener,
+        listen(settings) as listener,
         closing(open_database(settings.database_url)) as opened,
     ):
         wake_ups = WakeUps()
@@ -163,26 +160,6 @@ class _Server(uvicorn.Server):
         self.wake_ups.close()
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True
-
-
-def _listen(settings: RouterSettings) -> socket.socket:
-    where = f"{settings.host}:{settings.port}"
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        with ExitStack() as on_failure:
-            on_failure.enter_context(listener)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            listener.listen(1024)
-            on_failure.pop_all()
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise PortTaken(f"another process listens on {where}") from error
-        raise BadSetting(f"ROUTER_HOST and ROUTER_PORT: cannot listen on {where}: {error.strerror}") from error
-    return listener
 
 
 @app.command(epilog="Example: readie-router upgrade --database postgresql+psycopg://readie@db/readie")

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from select import POLLIN, poll
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import duckdb
 import psycopg
@@ -48,11 +48,14 @@ from sqlalchemy import (
 )
 
 from app.sql import views
-from app.tables import BitString
+from app.tables import BitString, metadata
 from readie.errors import BadQuery, BadSetting, DatabaseBehind, DatabaseInUse, DatabaseUnavailable, QueryTimeout
 
 #: What an index entry of PostgreSQL holds at most is 2,704 bytes, with its header and a key beside the text.
 MAX_TEXT_BYTES = 2_600
+
+#: Connections of a process at most.
+POOL_SIZE = 20
 
 #: Texts that DuckDB keeps parsed.
 MAX_PARSED = 500
@@ -88,6 +91,38 @@ class RowRefused(ValueError):
         place = "".join([f" row {row}" if row is not None else "", f", {column}" if column else ""])
         super().__init__(f"{table}{place}: {reason}")
         self.table, self.row, self.column, self.reason = table, row, column, reason
+
+
+class ServerFacts(NamedTuple):
+    """What `readie-router doctor` looks at of a PostgreSQL server."""
+
+    version: int  # major
+    version_text: str
+    clock_s: float  # seconds since 1970 by its clock
+    most_connections: int  # that others than superusers may have
+    connections: int  # there are now
+    missing: list[str]  # rights that this role lacks, such as "UPDATE of calls"
+    may_create: bool  # tables, as migrations do
+
+
+_SERVER_FACTS = """
+SELECT
+    CAST(current_setting('server_version_num') AS integer) / 10000 AS version,
+    current_setting('server_version') AS version_text,
+    CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS double precision) AS clock_s,
+    CAST(current_setting('max_connections') AS integer)
+        - CAST(current_setting('superuser_reserved_connections') AS integer) AS most_connections,
+    (SELECT CAST(count(*) AS integer) FROM pg_stat_activity WHERE backend_type = 'client backend') AS connections,
+    ARRAY(
+        SELECT needed.right || ' of ' || named.name
+        FROM unnest(CAST(:tables AS text[])) AS named (name),
+            unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS needed ("right")
+        WHERE to_regclass(named.name) IS NOT NULL
+            AND NOT has_table_privilege(to_regclass(named.name), needed.right)
+        ORDER BY 1
+    ) AS missing,
+    has_schema_privilege(current_schema(), 'CREATE') AS may_create
+"""
 
 
 class Database:
@@ -168,6 +203,14 @@ class Database:
                         yield notice.payload
                     connection.execute("SELECT 1")  # a connection that was cut says so
                     yield ""
+
+    def server_facts(self) -> ServerFacts | None:
+        """What the server is and lets this role do; None: there is no server. Raises `DatabaseUnavailable`."""
+        if self._is_duckdb:
+            return None
+        with self.glancing() as connection:
+            tables = {"tables": list(metadata.tables)}
+            return ServerFacts(*connection.execute(text(_SERVER_FACTS), tables).one())
 
     def close(self) -> None:
         """Closes the idle connections; another process can then open a DuckDB file."""
@@ -252,7 +295,7 @@ class Database:
             raise
 
 
-def open_database(url: str, *, pool_size: int = 20, pool_timeout_s: float = 30.0) -> Database:
+def open_database(url: str, *, pool_size: int = POOL_SIZE, pool_timeout_s: float = 30.0) -> Database:
     """Opens the database at `url` and makes sure that it answers.
 
     Raises `BadSetting` for a URL that is not one of ours, `DatabaseInUse` when another process has the DuckDB file

@@ -35,6 +35,27 @@ def test_ctrl_c_while_a_command_line_loads(package: str, loaded: str) -> None:
     assert run.stderr in {f"readie-{name}: stopped\n" for name in ("router", "pipeline", "worker")}
 
 
+#: Runs the second argument's main() as if what the first one names were not installed.
+MISSING = """
+import importlib, sys
+sys.modules[sys.argv[1]] = None
+importlib.import_module(sys.argv[2]).main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("package", "module", "extra"),
+    [("app", "litestar", "router"), ("pipeline", "numpy", "pipeline"), ("worker", "typer", "worker")],
+)
+def test_a_command_line_says_which_extra_is_missing(package: str, module: str, extra: str) -> None:
+    """Who has installed the client alone is told what to install."""
+    command = [sys.executable, "-c", MISSING, module, f"{package}.__main__"]
+    run = subprocess.run([*command], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr == f"readie-{extra}: {module} is not installed. Run pip install 'readie[{extra}]'\n"
+
+
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
