@@ -379,13 +379,13 @@ def migrate(database: Database) -> None:
 
     Raises `DatabaseBehind` when it is that of a later version.
     """
-    _refuse_later(database)
+    read_revisions(database)
     command.upgrade(_alembic(database), "head")
 
 
 def check_schema(database: Database) -> None:
     """Raises `DatabaseBehind`, which says which revision the database is at, unless it is at this version's."""
-    revision, head = _refuse_later(database)
+    revision, head = read_revisions(database)
     if revision != head:
         raise DatabaseBehind(f"its schema is at {revision or 'nothing'}, this version needs {head}")
 
@@ -455,8 +455,8 @@ def create_views(connection: Connection) -> None:
         connection.exec_driver_sql(f"COMMENT ON VIEW {name} IS '{comment}'")
 
 
-def _refuse_later(database: Database) -> tuple[str | None, str | None]:
-    """The revision of the database, and this version's."""
+def read_revisions(database: Database) -> tuple[str | None, str | None]:
+    """The revision of the database (None: it has none), and this version's. Raises `DatabaseBehind` for a later one."""
     scripts = ScriptDirectory.from_config(_alembic(database))
     with database.reading() as connection:
         revision = MigrationContext.configure(connection).get_current_revision()

@@ -233,21 +233,16 @@ def _look_at_database(settings: RouterSettings, served: bool, opened: list[Datab
 
 def _look_into(database: Database, settings: RouterSettings) -> Iterator[Check]:
     """What is to be seen of a database that is open."""
-    facts = None
     schema = check("schema", lambda: _look_at_schema(database))
     yield schema
-    began = time.time()
+    ahead_s = 0.0
     with suppress(ReadieError):
+        began = time.time()
         facts = database.server_facts()
-    now = datetime.now(UTC)
-    if facts is not None:
-        ahead = facts.clock_s - (began + time.time()) / 2
-        now += timedelta(seconds=ahead)
-        yield check("server", lambda: _look_at_server(facts))
-        yield check("clock", lambda: _look_at_clock(ahead))
-        yield check("rights", lambda: _look_at_rights(facts))
-        yield check("connections", lambda: _look_at_connections(facts))
-        yield check("notices", lambda: _look_at_notices(database))
+        if facts is not None:
+            ahead_s = facts.clock_s - (began + time.time()) / 2
+            yield from _look_at_postgresql(database, facts, ahead_s)
+    now = datetime.now(UTC) + timedelta(seconds=ahead_s)
     if schema.state == "failed":
         return
     with database.reading() as reading:
@@ -261,6 +256,14 @@ def _look_into(database: Database, settings: RouterSettings) -> Iterator[Check]:
         yield Check(name="rows", state="failed", found=found, way_out=way_out)
     else:
         yield Check(name="rows", state="ok", found="none breaks a rule")
+
+
+def _look_at_postgresql(database: Database, facts: ServerFacts, ahead_s: float) -> Iterator[Check]:
+    yield check("server", lambda: _look_at_server(facts))
+    yield check("clock", lambda: _look_at_clock(ahead_s))
+    yield check("rights", lambda: _look_at_rights(facts))
+    yield check("connections", lambda: _look_at_connections(facts))
+    yield check("notices", lambda: _look_at_notices(database))
 
 
 def _look_at_schema(database: Database) -> str:

@@ -106,7 +106,7 @@ class Doubt(ReadieError):
 
 
 def check(name: str, look: Callable[[], str]) -> Check:
-    """What `look` found: ok, a warning where it raises `Doubt`, failed where it raises another problem or `OSError`."""
+    """What `look` found: ok, a warning where it raises `Doubt`, failed where it raises anything else."""
     try:
         return Check(name=name, state="ok", found=look())
     except Doubt as doubt:
@@ -116,6 +116,9 @@ def check(name: str, look: Callable[[], str]) -> Check:
     except OSError as error:
         about = f"{error.filename}: " if error.filename else ""
         return Check(name=name, state="failed", found=f"{about}{error.strerror or error}")
+    except Exception as error:  # noqa: BLE001 - one that nobody thought of hides no other
+        reason = str(error).partition("\n")[0]
+        return Check(name=name, state="failed", found=f"{type(error).__name__}: {reason}")
 
 
 _COLOURS = {"ok": "green", "warning": "yellow", "failed": "bold red"}
