@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -28,7 +29,7 @@ from app.api.workers import MOST_WORKERS, read_workers
 from app.application import create_app
 from app.catalogue import activate_catalogue, import_catalogue, load_catalogue_dir
 from app.check import check_rows
-from app.database import Database, check_schema, migrate, open_database, read_revisions
+from app.database import Database, check_schema, copy_duckdb, migrate, open_database, read_revisions
 from app.doctor import examine
 from app.explain import explain as explain_modules
 from app.hangups import Hangups
@@ -46,6 +47,7 @@ from readie.errors import (
     DatabaseUnavailable,
     UsageError,
 )
+from readie.files import replaced
 from readie.flavor import parse_flavor
 from readie.http import connection, read_answer, unreachable
 from readie.logs import log_to_stderr
@@ -186,9 +188,7 @@ def import_file(
 ) -> None:
     """Import a catalogue and make it the active one of its flavor, until that flavor's file in CATALOGUE_DIR changes."""
     settings = _settings(database)
-    if not file.is_file():
-        reason = "it is not a file" if file.exists() else "no such file"
-        raise BadFile(f"{file}: {reason}", "Name a catalogue document, such as generation/cpu/catalogue.json.")
+    _document(file)
     router = router or _find_router(settings)
     imported = _import_here(settings, file) if router is None else _send_document(router, settings, file)
     if as_json:
@@ -230,6 +230,40 @@ def _send_document(router: str, settings: RouterSettings, file: Path) -> Importe
         raise unreachable(router, error) from error
     except OSError as error:
         raise BadFile(f"{file}: {error.strerror}") from error
+
+
+@app.command(epilog="Example: readie-router export catalogues/cpu.json cpu.duckdb")
+def export(
+    file: Annotated[Path, typer.Argument(help="A catalogue document.")],
+    to: Annotated[Path, typer.Argument(help="The DuckDB file to make.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Write a catalogue as a DuckDB file with the views of docs/sql.md, for the duckdb shell and other tools.
+
+    No router and no database is asked. DuckDB 1.2 and later open the file.
+    """
+    if to.exists():
+        raise BadFile(f"{to} is there already", "Remove it, or name another file.")
+    catalogue = load_catalogue(_document(file))
+    with tempfile.TemporaryDirectory(prefix="readie-export-") as folder, replaced(to) as aside:
+        whole = Path(folder) / "readie.duckdb"
+        with closing(open_database(f"duckdb:///{whole}")) as opened:
+            migrate(opened)
+            import_catalogue(opened, catalogue)
+            summary = read_summary(opened, catalogue.sha256)
+        copy_duckdb(whole, aside)
+    if as_json:
+        print_json(summary)
+    else:
+        print(f"{to}: {summary.flavor}, {summary.items} items, {summary.checkpoints} checkpoints")
+
+
+def _document(file: Path) -> Path:
+    """A file that is there. Raises `BadFile`."""
+    if not file.is_file():
+        reason = "it is not a file" if file.exists() else "no such file"
+        raise BadFile(f"{file}: {reason}", "Name a catalogue document, such as generation/cpu/catalogue.json.")
+    return file
 
 
 @app.command(epilog=f"Example: readie-router activate {'0123abcd' * 8} --flavor gpu")

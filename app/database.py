@@ -54,6 +54,9 @@ from readie.errors import BadQuery, BadSetting, DatabaseBehind, DatabaseInUse, D
 #: What an index entry of PostgreSQL holds at most is 2,704 bytes, with its header and a key beside the text.
 MAX_TEXT_BYTES = 2_600
 
+#: Of DuckDB: whose files a copy for people is like.
+OLDEST_STORAGE = "v1.2.0"
+
 #: Connections of a process at most.
 POOL_SIZE = 20
 
@@ -381,6 +384,15 @@ def migrate(database: Database) -> None:
     """
     read_revisions(database)
     command.upgrade(_alembic(database), "head")
+
+
+def copy_duckdb(source: Path, target: Path) -> None:
+    """Copies a DuckDB file that is open nowhere, tables and views, into a new one that older shells read as well."""
+    source_name, target_name = (str(path).replace("'", "''") for path in (source, target))
+    with duckdb.connect() as connection:
+        connection.execute(f"ATTACH '{source_name}' AS source (READ_ONLY)")
+        connection.execute(f"ATTACH '{target_name}' AS target (STORAGE_VERSION '{OLDEST_STORAGE}')")
+        connection.execute("COPY FROM DATABASE source TO target")
 
 
 def check_schema(database: Database) -> None:

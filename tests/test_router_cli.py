@@ -237,6 +237,8 @@ def test_upgrade_brings_the_schema(cli: Any, empty_database_url: str) -> None:
         (["import", "nowhere.json"], {}, 2, "nowhere.json"),
         (["import", "."], {}, 2, ".: it is not a file"),
         (["import", "pyproject.toml", "--router", "nonsense"], {}, 2, "no such file"),
+        (["export", "nowhere.json", "x.duckdb"], {}, 2, "nowhere.json: no such file"),
+        (["export", "nowhere.json", "."], {}, 2, ". is there already"),
         (["activate"], {}, 2, "Missing argument"),
         (["activate", "short"], {}, 2, "'short' is not a SHA-256"),
         (["activate", "0" * 64, "--flavor", "tpu"], {}, 2, "'tpu' is not a flavor"),
