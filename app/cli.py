@@ -30,7 +30,6 @@ from app.application import create_app
 from app.catalogue import activate_catalogue, import_catalogue, load_catalogue_dir
 from app.check import check_rows
 from app.database import Database, check_schema, copy_duckdb, migrate, open_database, read_revisions
-from app.doctor import examine
 from app.explain import explain as explain_modules
 from app.hangups import Hangups
 from app.query import list_views, run_query
@@ -483,6 +482,8 @@ def doctor(as_json: JsonOption = False, database: DatabaseUrl = None) -> None:
     Settings, tokens, certificate, catalogue files, address, database with its schema, rights and clock, catalogues,
     workers, and rows, as `check` looks at them.
     """
+    from app.doctor import examine
+
     report_checks(examine(os.environ | ({} if database is None else {"DATABASE_URL": database})), as_json=as_json)
 
 

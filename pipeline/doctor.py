@@ -114,7 +114,7 @@ def _look_at_probe(sandbox: Sandbox) -> str:
             "imports are measured with this machine's network and files",
             "Run as root, or allow user namespaces, so that they are isolated.",
         )
-    return f"importing json took {1000 * (answer.wall_s or 0):.1f} ms, isolated"
+    return "an import is measured, isolated"
 
 
 def _look_at_corpus(setup: Setup) -> str:

@@ -10,8 +10,6 @@ from typing import Annotated, Literal, NoReturn
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from readie.errors import ReadieError, UsageError
 from readie.version import this_version
@@ -126,6 +124,9 @@ _COLOURS = {"ok": "green", "warning": "yellow", "failed": "bold red"}
 
 def report_checks(checks: Iterable[Check], *, as_json: bool) -> None:
     """Prints each check as soon as it is made, or all of them as JSON; ends the command with 1 where one failed."""
+    from rich.console import Console
+    from rich.text import Text
+
     console = Console(soft_wrap=True, highlight=False)
     made: list[Check] = []
     for each in checks:

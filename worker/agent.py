@@ -84,7 +84,6 @@ SETTLE_S = 0.05  # changes that come together are reported together
 LATER_S = 1.0  # for the beginning and end of a call: its placement and result have told of them
 POLL_S = 20.0
 MAX_FAILURES = 3  # of a checkpoint; then it is no longer offered
-ACCEPT_S = 30.0  # a placement that could not be accepted for this long is left to the router
 LEAVE_S = 2.0  # how long a worker that leaves tries to say so
 FAREWELL_S = 10.0  # how long a worker that stops tries to reach a router that is away
 REAP_S = 1.0  # how often sessions are looked at
@@ -508,12 +507,14 @@ class Agent:
             self.idle.notify_all()
 
     def accept(self, run: Run) -> bool:
-        """Tells the router that this worker runs the placement; False if it is not to."""
-        deadline = time.monotonic() + ACCEPT_S
+        """Tells the router that this worker runs the placement; False if it is not to.
+
+        However long the router is away: it may have accepted, and its answer got lost. Then nobody else runs the call.
+        """
         try:
             persist(
                 lambda: self.router.accept(run.placement_id, self.incarnation),
-                lambda: bool(run.stop.problem) or self.stopping.is_set() or time.monotonic() > deadline,
+                lambda: bool(run.stop.problem) or self.stopping.is_set(),
             )
         except ReadieError as error:
             log.info("placement dropped", placement_id=run.placement_id, reason=error.detail)
