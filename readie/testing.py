@@ -5,11 +5,9 @@ filesystem is the environment that the tests run in. Both are the real commands,
 the test run; under pytest-xdist each of its processes has its own pair.
 """
 
-import ctypes
 import os
 import re
 import secrets
-import signal
 import subprocess
 import sys
 import time
@@ -23,16 +21,21 @@ from typing import Any
 
 import pytest
 
-START_S = 60.0  # that router and worker may take together
+START_S = 120.0  # that router and worker may take together
 END_S = 15.0  # that each may take to end
 POLL_S = 0.02
 MOST_CALLS = 1000
-PDEATHSIG = 1  # prctl
 
 #: What the processes get of the environment: their settings are this module's alone.
 PASSED = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 
-_libc = ctypes.CDLL(None)  # loaded here: not between fork and exec
+#: Runs a package as `python -m` does, in a process that ends when its parent (the first argument) does, even by a kill.
+RUN = """
+import ctypes, os, runpy, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
+if os.getppid() == int(sys.argv.pop(1)):
+    runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+"""
 
 
 @dataclass(frozen=True)
@@ -106,12 +109,11 @@ def _process(
     with log.open("wb") as output:
         # -P: folders of the project under test may be called as our packages are
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", part, "serve"],
+            [sys.executable, "-P", "-c", RUN, str(os.getpid()), part, "serve"],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             env=environment,
-            preexec_fn=_end_with_parent,  # noqa: PLW1509 - one call of the kernel's
         )
     try:
         yield process, log
@@ -122,11 +124,6 @@ def _process(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _end_with_parent() -> None:
-    """Has this process end when the test run does, even if that is killed."""
-    _libc.prctl(PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def _wait_for(happened: Callable[[], Any], process: "subprocess.Popen[bytes]", log: Path, deadline: float) -> Any:

@@ -95,6 +95,7 @@ def test_the_source_distribution_builds_the_same_wheel(built: tuple[Path, Path],
     assert files_of(again) == files_of(built[1])
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
 def test_the_version_is_the_last_tag_s(source: Path, tmp_path: Path) -> None:
     """Of a commit with a tag it is the tag; a copy without git has one too."""
     copy = tmp_path / "copy"

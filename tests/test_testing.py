@@ -92,6 +92,30 @@ def test_a_line_that_does_not_start_fails_the_test_with_its_reason(tmp_path: Pat
     """What the command said, such as which extra to install, is in the failure."""
     with (
         testing._process("no_such_part", "readie-router", tmp_path, {}) as (process, log),
-        pytest.raises(pytest.fail.Exception, match=r"readie-router has ended:\n.*No module named no_such_part"),
+        pytest.raises(pytest.fail.Exception, match=r"(?s)readie-router has ended:\n.*No module named no_such_part"),
     ):
         testing._wait_for(lambda: None, process, log, time.monotonic() + 30)
+
+
+def test_a_process_ends_with_a_test_run_that_is_killed(tmp_path: Path) -> None:
+    """A worker that would look for its router for ever is not left running where nobody ends it."""
+    program = """
+import os, signal, sys, time
+from pathlib import Path
+from readie import testing
+settings = {"ROOTFS": sys.prefix, "WORKER_DIR": sys.argv[1] + "/worker", "ROUTER_URL": "http://127.0.0.1:1"}
+starting = testing._process("worker", "readie-worker", Path(sys.argv[1]), settings)
+process, log = starting.__enter__()
+while process.poll() is None and "fork isolates nothing" not in log.read_text():
+    time.sleep(0.05)
+print(process.poll(), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    deadline = time.monotonic() + 20
+    while running_in(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+    assert (killed.returncode, killed.stdout) == (-9, "None\n")
+    assert running_in(tmp_path) == []
