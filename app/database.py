@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from select import POLLIN, poll
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import duckdb
 import psycopg
@@ -17,10 +17,17 @@ from psycopg import sql
 from sqlalchemy import URL, Connection, Engine, Row, Table, create_engine, event, exc, make_url, text
 
 from app.sql import views
+from app.tables import metadata
 from readie.errors import BadQuery, BadSetting, DatabaseBehind, DatabaseInUse, DatabaseUnavailable, QueryTimeout
 
 #: What an index entry of PostgreSQL holds at most is 2,704 bytes, with its header and a key beside the text.
 MAX_TEXT_BYTES = 2_600
+
+#: Of DuckDB: whose files a copy for people is like.
+OLDEST_STORAGE = "v1.2.0"
+
+#: Connections of a process at most.
+POOL_SIZE = 20
 
 #: Texts that DuckDB keeps parsed.
 MAX_PARSED = 500
@@ -49,6 +56,38 @@ class RowRefused(ValueError):
         place = "".join([f" row {row}" if row is not None else "", f", {column}" if column else ""])
         super().__init__(f"{table}{place}: {reason}")
         self.table, self.row, self.column, self.reason = table, row, column, reason
+
+
+class ServerFacts(NamedTuple):
+    """What `readie-router doctor` looks at of a PostgreSQL server."""
+
+    version: int  # major
+    version_text: str
+    clock_s: float  # seconds since 1970 by its clock
+    most_connections: int  # that others than superusers may have
+    connections: int  # there are now
+    missing: list[str]  # rights that this role lacks, such as "UPDATE of calls"
+    may_create: bool  # tables, as migrations do
+
+
+_SERVER_FACTS = """
+SELECT
+    CAST(current_setting('server_version_num') AS integer) / 10000 AS version,
+    current_setting('server_version') AS version_text,
+    CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS double precision) AS clock_s,
+    CAST(current_setting('max_connections') AS integer)
+        - CAST(current_setting('superuser_reserved_connections') AS integer) AS most_connections,
+    (SELECT CAST(count(*) AS integer) FROM pg_stat_activity WHERE backend_type = 'client backend') AS connections,
+    ARRAY(
+        SELECT needed.right || ' of ' || named.name
+        FROM unnest(CAST(:tables AS text[])) AS named (name),
+            unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS needed ("right")
+        WHERE to_regclass(named.name) IS NOT NULL
+            AND NOT has_table_privilege(to_regclass(named.name), needed.right)
+        ORDER BY 1
+    ) AS missing,
+    has_schema_privilege(current_schema(), 'CREATE') AS may_create
+"""
 
 
 class Database:
@@ -129,6 +168,14 @@ class Database:
                         yield notice.payload
                     connection.execute("SELECT 1")  # a connection that was cut says so
                     yield ""
+
+    def server_facts(self) -> ServerFacts | None:
+        """What the server is and lets this role do; None: there is no server. Raises `DatabaseUnavailable`."""
+        if self._is_duckdb:
+            return None
+        with self.glancing() as connection:
+            tables = {"tables": list(metadata.tables)}
+            return ServerFacts(*connection.execute(text(_SERVER_FACTS), tables).one())
 
     def close(self) -> None:
         """Closes the idle connections; another process can then open a DuckDB file."""
@@ -215,7 +262,7 @@ class Database:
             raise
 
 
-def open_database(url: str, *, pool_size: int = 20, pool_timeout_s: float = 30.0) -> Database:
+def open_database(url: str, *, pool_size: int = POOL_SIZE, pool_timeout_s: float = 30.0) -> Database:
     """Opens the database at `url` and makes sure that it answers.
 
     Raises `BadSetting` for a URL that is not one of ours, `DatabaseInUse` when another process has the DuckDB file
@@ -302,16 +349,25 @@ def migrate(database: Database) -> None:
     from alembic import command
     from alembic.config import Config
 
-    _refuse_later(database)
+    read_revisions(database)
     config = Config(attributes={"database": database})
     config.set_main_option("script_location", str(_migrations()).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     command.upgrade(config, "head")
 
 
+def copy_duckdb(source: Path, target: Path) -> None:
+    """Copies a DuckDB file that is open nowhere, tables and views, into a new one that older shells read as well."""
+    source_name, target_name = (str(path).replace("'", "''") for path in (source, target))
+    with duckdb.connect() as connection:
+        connection.execute(f"ATTACH '{source_name}' AS source (READ_ONLY)")
+        connection.execute(f"ATTACH '{target_name}' AS target (STORAGE_VERSION '{OLDEST_STORAGE}')")
+        connection.execute("COPY FROM DATABASE source TO target")
+
+
 def check_schema(database: Database) -> None:
     """Raises `DatabaseBehind`, which says which revision the database is at, unless it is at this version's."""
-    revision, head = _refuse_later(database)
+    revision, head = read_revisions(database)
     if revision != head:
         raise DatabaseBehind(f"its schema is at {revision or 'nothing'}, this version needs {head}")
 
@@ -381,10 +437,10 @@ def create_views(connection: Connection) -> None:
         connection.exec_driver_sql(f"COMMENT ON VIEW {name} IS '{comment}'")
 
 
-def _refuse_later(database: Database) -> tuple[str | None, str]:
-    """The revision of the database, and this version's, which is its last migration.
+def read_revisions(database: Database) -> tuple[str | None, str]:
+    """The revision of the database (None: it has none), and this version's, which is its last migration.
 
-    Read without Alembic, which every start of a router would wait for.
+    Read without Alembic, which every start of a router would wait for. Raises `DatabaseBehind` for a later one.
     """
     known = sorted(path.name[:4] for path in (_migrations() / "versions").glob("[0-9]*.py"))
     with database.reading() as connection:

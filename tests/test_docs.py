@@ -9,26 +9,17 @@ from typing import Any
 
 import msgspec
 import pytest
-import typer
 
-import app.cli
-import pipeline.cli
-import worker.cli
 from app.settings import RouterSettings
 from readie.client import ClientSettings
 from readie.errors import ReadieError, problems
+from tests.commands import COMMANDS
 from worker.settings import WorkerSettings
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "docs" / "reference.md"
 PAGES = [ROOT / "README.md", ROOT / "catalogues" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SETTINGS: list[type[msgspec.Struct]] = [RouterSettings, WorkerSettings, ClientSettings]
-COMMAND_LINES = {"readie-pipeline": pipeline.cli.app, "readie-router": app.cli.app, "readie-worker": worker.cli.app}
-COMMANDS = {
-    f"{name} {command}": definition
-    for name, line in COMMAND_LINES.items()
-    for command, definition in vars(typer.main.get_command(line))["commands"].items()
-}
 
 
 @pytest.fixture(scope="module")

@@ -69,6 +69,7 @@ from worker.runtime import (
     Stop,
     Talk,
     Ties,
+    Trial,
     ended_result,
     open_sandbox,
     run_in,
@@ -230,11 +231,7 @@ class Agent:
 
     def check_sandboxes(self) -> None:
         """Starts one sandbox, cold: a root filesystem that cannot do that ends the agent here. Raises `SandboxFailed`."""
-        try:
-            trial = try_start(self.runtime, None, python=self.python_minor, timeout=self.settings.start_timeout)
-        except StartFailed as error:
-            raise SandboxFailed(f"no sandbox can be started: {error}", "Check ROOTFS.") from error
-        self.base_memory = trial.bytes
+        self.base_memory = start_one(self.runtime, self.python_minor, self.settings.start_timeout).bytes
 
     def load_checkpoints(self) -> None:
         """Makes every checkpoint that is this worker's ready to restore, a few at a time."""
@@ -296,7 +293,7 @@ class Agent:
 
     @property
     def python_minor(self) -> str:
-        return ".".join(self.description.host.python.split(".")[:2])
+        return self.description.host.python_minor
 
     @property
     def memory_total(self) -> int | None:
@@ -804,6 +801,14 @@ def lives_on(result: Result) -> bool:
     """Whether a sandbox can serve another call after this result: its executor has answered, and waits."""
     refused = {error("").type for error in (BadResult, ResultTooLarge, PythonMismatch)}
     return result.outcome in {"returned", "raised"} or (result.problem is not None and result.problem.type in refused)
+
+
+def start_one(runtime: Runtime, python: str, timeout: float) -> Trial:
+    """One cold start, as a trial. Raises `SandboxFailed`."""
+    try:
+        return try_start(runtime, None, python=python, timeout=timeout)
+    except StartFailed as error:
+        raise SandboxFailed(f"no sandbox can be started: {error}", "Check ROOTFS.") from error
 
 
 # ---- the process ----
