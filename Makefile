@@ -10,7 +10,7 @@ RUNTIME ?= fork
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test resources scale soak bench check format docs generation capture lock clean
+.PHONY: help setup demo test resources scale soak bench check format docs site generation capture lock clean
 
 help: ## say what there is
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -59,6 +59,9 @@ format: setup ## put every file into shape
 
 docs: setup ## write docs/reference.md from the program itself
 	$(BIN)/python docs/make_reference.py
+
+site: setup ## the documentation as a site, in build/site
+	$(BIN)/sphinx-build -W --keep-going -n -q -d build/site-read docs build/site
 
 generation: setup ## the whole pipeline for one flavor: make generation FLAVOR=cpu ROOTFS=… CORPUS=…
 	$(BIN)/readie-pipeline generation --flavor $(FLAVOR) --rootfs $(ROOTFS) --runtime $(RUNTIME) --out $(OUT) $(CORPUS)
