@@ -183,10 +183,16 @@ def test_what_nothing_runs_is_known() -> None:
 
 
 def commands_of(block: Block) -> list[list[str]]:
-    """The words of each readie command in a block, without what the shell makes of the rest of the line."""
-    text = re.sub(r"\\\n", " ", block.text)
-    found = re.findall(r"\breadie-(?:pipeline|router|worker) [a-z]+\b[^\n|>&;)]*", text)
-    return [shlex.split(command, comments=True) for command in found]
+    """The words of each readie command in a block, up to where the shell has its own."""
+    lines = shlex.shlex(block.text.replace("\\\n", " ").replace("\n", "\n;\n"), posix=True, punctuation_chars="|&;<>()")
+    lines.whitespace_split = True
+    commands: list[list[str]] = [[]]
+    for word in lines:
+        if set(word) <= set("|&;<>()"):
+            commands.append([])
+        elif commands[-1] or re.fullmatch("readie-(pipeline|router|worker)", word):
+            commands[-1].append(word)
+    return [command for command in commands if len(command) > 1]
 
 
 def test_commands_of_the_pages_have_the_options_that_they_are_given() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from readie.document import read_document, write_document
 from tests.catalogues import documents, write
@@ -47,6 +47,7 @@ def test_what_breaks_a_rule_of_structure_is_refused(text: str, changed: str) -> 
     assert not SCHEMA_OF_DOCUMENTS.is_valid(json.loads(change(text, changed)))
 
 
+@settings(max_examples=15)  # each is a file that is written for good
 @given(content=contents())
 def test_what_is_written_is_accepted(content: Content) -> None:
     """Whatever the writer writes, any names and numbers."""
