@@ -21,7 +21,7 @@ from app.settings import RouterSettings
 from readie.client import ClientSettings
 from readie.errors import ReadieError, problems
 from readie.resources import read_resources
-from tests.pages import Block, read_blocks
+from tests.pages import Block, prints, read_blocks
 from worker.settings import WorkerSettings
 
 ROOT = Path(__file__).parent.parent
@@ -180,6 +180,28 @@ def test_what_nothing_runs_is_known() -> None:
         "metrics.md": 2,
         "resources.md": 1,
     }
+
+
+@pytest.mark.parametrize(
+    ("said", "printed", "same"),
+    [
+        ("took 1.5 s", "took 22.75 s", True),
+        ("took 1.5 s", "took long", False),
+        ("checkpoint_1", "checkpoint_2", False),
+        ("generation 4e018087c9d1", "generation 8ef9adb1e8c3", True),
+        ("│ numpy │ 1 │", "│ numpy  │ 10 │", True),
+        ("┏━━┳━┓", "┏━━━━━┳━┓", True),
+        ("a … c", "a b c", True),
+        ("…\nlast", "first\nsecond\nlast", True),
+        ("…\nlast", "first\nlast\nmore", False),
+        ("a", "a\nb", False),
+        ("a\nb", "a", False),
+        ("", "a", False),
+    ],
+)
+def test_what_is_printed_is_what_a_page_says(said: str, printed: str, same: bool) -> None:
+    """But for numbers, ids, the width of tables, and what `…` stands for."""
+    assert prints(said, printed) is same
 
 
 def commands_of(block: Block) -> list[list[str]]:

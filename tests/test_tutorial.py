@@ -1,5 +1,7 @@
 """A newcomer who follows the tutorial word for word reaches its end, and the how-to guides go on from there.
 
+The guides are followed by `make guides`: they start routers, workers and commands for a minute more than `make test` has.
+
 The tutorial begins in a clean clone of this repository. `make setup` there is run as it stands, and finds the virtual
 environment of these tests, linked in and up to date. With TUTORIAL_WHOLE=1 it finds none, and makes one.
 """
@@ -75,6 +77,7 @@ def settings(newcomer: Terminal, clone: Path, environment: dict[str, str]) -> di
     return environment | exported | {"PATH": f"{clone / '.venv' / 'bin'}:{os.environ['PATH']}"}
 
 
+@pytest.mark.guides
 @pytest.mark.parametrize("guide", GUIDES)
 def test_a_guide_goes_on_where_the_tutorial_ends(newcomer: Terminal, settings: dict[str, str], guide: str) -> None:
     """Every command of the guide is run, and prints what it says."""
@@ -82,6 +85,7 @@ def test_a_guide_goes_on_where_the_tutorial_ends(newcomer: Terminal, settings: d
         terminal.follow(read_blocks(ROOT / "docs" / "how-to" / f"{guide}.md"))
 
 
+@pytest.mark.guides
 def test_three_routers_serve_one_cluster(newcomer: Terminal, settings: dict[str, str], cluster: Cluster) -> None:
     """Every command of the guide is run over a PostgreSQL of these tests, and prints what it says."""
     database_url = cluster.create()
