@@ -16,8 +16,8 @@ import pytest
 from app.settings import RouterSettings
 from readie.client import ClientSettings
 from readie.errors import ReadieError, problems
-from tests.commands import COMMANDS
 from readie.resources import read_resources
+from tests.commands import COMMANDS
 from tests.pages import Block, prints, read_blocks
 from worker.settings import WorkerSettings
 
