@@ -36,7 +36,7 @@ from app.query import list_views, run_query
 from app.settings import RouterSettings
 from app.tls import server_certificate
 from app.waiting import WakeUps
-from readie.command_line import JsonOption, add_version, print_json, report_checks, run_command_line
+from readie.command_line import JsonOption, add_version, print_json, report_checks, run_command_line, waiting
 from readie.document import hash_document
 from readie.errors import (
     BadDocument,
@@ -187,9 +187,10 @@ def import_file(
 ) -> None:
     """Import a catalogue and make it the active one of its flavor, until that flavor's file in CATALOGUE_DIR changes."""
     settings = _settings(database)
-    _document(file)
+    _check_file(file)
     router = router or _find_router(settings)
-    imported = _import_here(settings, file) if router is None else _send_document(router, settings, file)
+    with waiting(f"Importing {file}"):
+        imported = _import_here(settings, file) if router is None else _send_document(router, settings, file)
     if as_json:
         print_json(imported)
         return
@@ -243,13 +244,21 @@ def export(
     """
     if to.exists():
         raise BadFile(f"{to} is there already", "Remove it, or name another file.")
-    catalogue = load_catalogue(_document(file))
-    with tempfile.TemporaryDirectory(prefix="readie-export-") as folder, replaced(to) as aside:
+    if not to.absolute().parent.is_dir():
+        raise BadFile(f"{to}: there is no folder {to.parent}", "Make it, or name another file.")
+    _check_file(file)
+    with (
+        waiting(f"Exporting {file}"),
+        tempfile.TemporaryDirectory(prefix="readie-export-") as folder,
+        replaced(to) as aside,
+    ):
+        catalogue = load_catalogue(file)
         whole = Path(folder) / "readie.duckdb"
         with closing(open_database(f"duckdb:///{whole}")) as opened:
             migrate(opened)
             import_catalogue(opened, catalogue)
             summary = read_summary(opened, catalogue.sha256)
+        aside.unlink(missing_ok=True)  # of an export that was killed
         copy_duckdb(whole, aside)
     if as_json:
         print_json(summary)
@@ -257,12 +266,11 @@ def export(
         print(f"{to}: {summary.flavor}, {summary.items} items, {summary.checkpoints} checkpoints")
 
 
-def _document(file: Path) -> Path:
-    """A file that is there. Raises `BadFile`."""
+def _check_file(file: Path) -> None:
+    """Raises `BadFile` for a file that is not there."""
     if not file.is_file():
         reason = "it is not a file" if file.exists() else "no such file"
         raise BadFile(f"{file}: {reason}", "Name a catalogue document, such as generation/cpu/catalogue.json.")
-    return file
 
 
 @app.command(epilog=f"Example: readie-router activate {'0123abcd' * 8} --flavor gpu")

@@ -4,7 +4,8 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
@@ -79,6 +80,18 @@ def run_command_line(name: str, app: typer.Typer, *, stopped: str = "stopped") -
         _say(f"{name}: internal error: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
         sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """Shows on a terminal that something is still being done; elsewhere nothing."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(text):
+        yield
 
 
 def _say(text: str) -> None:

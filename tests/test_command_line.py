@@ -14,7 +14,7 @@ import pytest
 import typer
 
 import pipeline.progress
-from readie.command_line import run_command_line
+from readie.command_line import run_command_line, waiting
 from tests.commands import COMMAND_LINES, COMMANDS
 
 ROOT = Path(__file__).parent.parent
@@ -168,10 +168,10 @@ def test_colours_obey_no_color() -> None:
 def test_progress_is_a_bar_on_a_terminal_and_lines_in_a_pipe(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a pipe there is a plain line now and then, and no control character."""
+    """In a pipe there is a plain line now and then, or nothing where there are no steps, and no control character."""
     monkeypatch.setattr(pipeline.progress, "_EVERY_S", 0.0)
     monkeypatch.setenv("TERM", "xterm")
-    with pipeline.progress.Progress("measuring", 2) as progress:
+    with pipeline.progress.Progress("measuring", 2) as progress, waiting("Importing"):
         progress.advance("numpy")
     in_a_pipe = capsys.readouterr().err
     ours, theirs = pty.openpty()
@@ -179,9 +179,12 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_in_a_pipe(
         monkeypatch.setattr(sys, "stderr", terminal)
         with pipeline.progress.Progress("measuring", 2) as progress:
             progress.advance("numpy")
+        with waiting("Importing"):
+            pass
         monkeypatch.undo()
     on_terminal = read_terminal(ours)
 
     assert in_a_pipe == "  measuring: 1 of 2 (numpy)\n"
     assert "1/2" in on_terminal
+    assert "Importing" in on_terminal
     assert "\x1b[" in on_terminal

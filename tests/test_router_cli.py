@@ -239,6 +239,7 @@ def test_upgrade_brings_the_schema(cli: Any, empty_database_url: str) -> None:
         (["import", "pyproject.toml", "--router", "nonsense"], {}, 2, "no such file"),
         (["export", "nowhere.json", "x.duckdb"], {}, 2, "nowhere.json: no such file"),
         (["export", "nowhere.json", "."], {}, 2, ". is there already"),
+        (["export", "nowhere.json", "no/such.duckdb"], {}, 2, "there is no folder no"),
         (["activate"], {}, 2, "Missing argument"),
         (["activate", "short"], {}, 2, "'short' is not a SHA-256"),
         (["activate", "0" * 64, "--flavor", "tpu"], {}, 2, "'tpu' is not a flavor"),
