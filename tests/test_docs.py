@@ -30,6 +30,8 @@ SETTINGS: list[type[msgspec.Struct]] = [RouterSettings, WorkerSettings, ClientSe
 #: Pages whose blocks tests/test_tutorial.py runs, and what others run of a page by its language alone.
 FOLLOWED = ["tutorial.md", "README.md", *(f"how-to/{page.name}" for page in (ROOT / "docs" / "how-to").glob("*.md"))]
 RUN_ELSEWHERE = {
+    "other-tools.md": {"sh", "python"},  # tests/test_other_tools.py
+    "testing.md": {"sh", "python"},  # tests/test_testing.py; what is installed there is installed
     "sql.md": {"sql"},  # tests/test_sql.py, on both databases; what is printed there is the demo's
     "reference.md": {"sh"},  # the examples of --help: test_commands_of_the_pages_have_the_options_that_they_are_given
 }
