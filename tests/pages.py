@@ -96,7 +96,7 @@ class Terminal:
             start_new_session=True,
         )
 
-    def run(self, script: str, *, code: int = 0, seconds: float = 120) -> str:
+    def run(self, script: str, *, code: int = 0, seconds: float = 600) -> str:
         """What the lines print, on both outputs together. Raises `AssertionError` if they do not end with `code`."""
         assert self.process.stdin
         assert self.process.stdout

@@ -19,7 +19,7 @@ import pytest
 from tests.conftest import Cluster
 from tests.pages import Terminal, read_blocks
 
-pytestmark = pytest.mark.timeout(600)  # of the first test: it follows the whole tutorial
+pytestmark = pytest.mark.timeout(900)  # of the first test: it follows the whole tutorial, from make setup on
 
 ROOT = Path(__file__).parent.parent
 TUTORIAL = read_blocks(ROOT / "docs" / "tutorial.md")
