@@ -291,4 +291,5 @@ def _openapi() -> OpenAPIConfig:
         render_plugins=[JsonRenderPlugin(path=["/", "/openapi.json"])],
         components=Components(security_schemes={"token": SecurityScheme(type="http", scheme="bearer")}),
         security=[{"token": []}],
+        use_handler_docstrings=True,
     )

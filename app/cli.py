@@ -44,6 +44,7 @@ from readie.errors import (
     DatabaseBehind,
     DatabaseInUse,
     DatabaseUnavailable,
+    UnknownCatalogue,
     UsageError,
 )
 from readie.files import replaced
@@ -273,9 +274,9 @@ def _check_file(file: Path) -> None:
         raise BadFile(f"{file}: {reason}", "Name a catalogue document, such as generation/cpu/catalogue.json.")
 
 
-@app.command(epilog=f"Example: readie-router activate {'0123abcd' * 8} --flavor gpu")
+@app.command(epilog="Example: readie-router activate 0123abcd4567 --flavor gpu")
 def activate(
-    sha256: Annotated[str, typer.Argument(help="Of an imported catalogue; catalogues --json lists them.")],
+    sha256: Annotated[str, typer.Argument(help="Of an imported catalogue, or how it begins; catalogues lists them.")],
     *,
     flavor: Annotated[str, typer.Option(help="cpu or gpu")] = "cpu",
     as_json: JsonOption = False,
@@ -284,18 +285,16 @@ def activate(
 ) -> None:
     """Make an imported catalogue the active one of its flavor, an earlier one too, until that flavor's file changes."""
     asked = parse_flavor(flavor)
-    try:
-        request = msgspec.convert({"sha256": sha256}, ActivateRequest)
-    except msgspec.ValidationError:
-        way_out = "readie-router catalogues --json lists them."
-        raise UsageError(f"{sha256!r} is not a SHA-256 of 64 digits", way_out) from None
+    settings = _settings(database)
+    sha256 = _whole_sha256(sha256, settings, router)
+    request = ActivateRequest(sha256=sha256)
 
     def activate_here(opened: Database) -> CatalogueSummary:
         activate_catalogue(opened, sha256, asked)
         return read_summary(opened, sha256)
 
     route = ("POST", f"/v1/catalogues/{asked}/activate", request)
-    activated = _answer(_settings(database), router, activate_here, route, CatalogueSummary)
+    activated = _answer(settings, router, activate_here, route, CatalogueSummary)
     if as_json:
         print_json(activated)
     else:
@@ -318,7 +317,9 @@ def explain(
     memory: Annotated[
         str | None, typer.Option(help="The call's budget, such as 512Mi: larger checkpoints drop out.")
     ] = None,
-    catalogue: Annotated[str | None, typer.Option(help="SHA-256 of an imported one; default: the active one.")] = None,
+    catalogue: Annotated[
+        str | None, typer.Option(help="SHA-256 of an imported one, or how it begins; default: the active one.")
+    ] = None,
     items_of: Annotated[str | None, typer.Option(help="List what this checkpoint (or: cold) lacks, too.")] = None,
     as_json: JsonOption = False,
     database: DatabaseUrl = None,
@@ -336,17 +337,15 @@ def explain(
     for name in (*modules, *(package or ()), items_of or ""):
         if not _is_unicode(name):
             raise UsageError(f"{name!r} is not text", "Give names as they are written in code.")
-    if catalogue is not None and not re.fullmatch("[0-9a-f]{64}", catalogue):
-        raise UsageError(
-            f"--catalogue {catalogue!r} is not a SHA-256 of 64 digits", "readie-router catalogues --json lists them."
-        )
+    settings = _settings(database)
+    if catalogue is not None:
+        asked["catalogue"] = _whole_sha256(catalogue, settings, router)
     try:
         request = msgspec.convert(asked, ExplainRequest)
     except msgspec.ValidationError as error:
         reason, _, place = str(error).partition(" - at `$.")
         what = {"modules": "MODULE", "packages": "--package", "items_of": "--items-of"}
         raise UsageError(f"{what.get(place.partition('[')[0].rstrip('`'), place)}: {reason}") from error
-    settings = _settings(database)
     explanation = _read(
         settings,
         router,
@@ -512,6 +511,26 @@ def _taken(taken: int, total: int | None) -> str:
 
 
 # ---- where answers come from ----
+
+
+def _whole_sha256(given: str, settings: RouterSettings, router: str | None) -> str:
+    """The SHA-256 of the catalogue that is meant by how it begins, as `catalogues` prints it.
+
+    Raises `UsageError` for what is none, and for the beginning of several; `UnknownCatalogue`.
+    """
+    way_out = "readie-router catalogues lists them."
+    if re.fullmatch("[0-9a-f]{64}", given):
+        return given
+    if not re.fullmatch("[0-9a-f]{6,63}", given):
+        raise UsageError(f"{given!r} is not a SHA-256, nor the first 6 digits of one or more", way_out)
+    route = ("GET", "/v1/catalogues", None)
+    listed = {each.sha256 for each in _read(settings, router, read_summaries, route, list[CatalogueSummary])}
+    meant = sorted(each for each in listed if each.startswith(given))
+    if not meant:
+        raise UnknownCatalogue(f"none begins with {given}", way_out)
+    if len(meant) > 1:
+        raise UsageError(f"{given} begins {', '.join(each[:16] for each in meant)}", "Give more of its digits.")
+    return meant[0]
 
 
 def _settings(database: str | None, **options: str | None) -> RouterSettings:
