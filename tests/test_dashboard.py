@@ -90,8 +90,10 @@ def client(filled: tuple[httpx.Client, str]) -> httpx.Client:
 
 
 @pytest.fixture(scope="module")
-def locked(duckdb_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., TestClient[Any]]]:
-    """Clients of routers that want a token, over one database."""
+def start_locked(
+    duckdb_template: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., TestClient[Any]]]:
+    """Starts routers that want a token, over one database."""
     path = tmp_path_factory.mktemp("locked") / "readie.duckdb"
     shutil.copyfile(duckdb_template, path)
     with closing(open_database(f"duckdb:///{path}")) as database:
@@ -101,6 +103,19 @@ def locked(duckdb_template: Path, tmp_path_factory: pytest.TempPathFactory) -> I
             return TestClient(create_app(settings, database), raise_server_exceptions=False)
 
         yield start
+
+
+@pytest.fixture(scope="module")
+def one_locked(start_locked: Callable[..., TestClient[Any]]) -> Iterator[TestClient[Any]]:
+    with start_locked() as client:
+        yield client
+
+
+@pytest.fixture
+def locked(one_locked: TestClient[Any]) -> TestClient[Any]:
+    """A browser without cookies at a router that wants a token."""
+    one_locked.cookies.clear()
+    return one_locked
 
 
 class TestPages:
@@ -345,29 +360,27 @@ class TestSql:
 class TestSignIn:
     """Where a token is set for clients, the pages are for who has shown it."""
 
-    def test_pages_send_to_the_form(self, locked: Callable[..., TestClient[Any]]) -> None:
+    def test_pages_send_to_the_form(self, locked: TestClient[Any]) -> None:
         """A page leads to the form and from there back; a part of one tells the page around it; the stream is refused."""
-        with locked() as client:
-            page = client.get("/calls", follow_redirects=False)
-            part = client.get("/calls", headers={"HX-Request": "true"})
-            stream = client.get("/events")
-            form = client.get("/sign-in")
+        page = locked.get("/calls", follow_redirects=False)
+        part = locked.get("/calls", headers={"HX-Request": "true"})
+        stream = locked.get("/events")
+        form = locked.get("/sign-in")
 
         assert (page.status_code, page.headers["location"]) == (303, "/sign-in?next=/calls")
         assert (part.status_code, part.headers["hx-redirect"]) == (401, "/sign-in")
         assert stream.status_code == 401
         assert "Token for clients" in form.text
 
-    def test_the_token_opens_the_pages_and_nothing_else(self, locked: Callable[..., TestClient[Any]]) -> None:
+    def test_the_token_opens_the_pages_and_nothing_else(self, locked: TestClient[Any]) -> None:
         """The cookie is no token, no script sees it, no other site sends it; the API does not know it."""
-        with locked() as client:
-            wrong = client.post("/sign-in", data={"token": "guess"})
-            right = client.post("/sign-in", data={"token": TOKEN, "next": "/sql"}, follow_redirects=False)
-            cookie = right.headers["set-cookie"]
-            pages = [client.get(page).status_code for page in PAGES]
-            api = client.get("/v1/calls")
-            client.post("/sign-out")
-            after = client.get("/", follow_redirects=False)
+        wrong = locked.post("/sign-in", data={"token": "guess"})
+        right = locked.post("/sign-in", data={"token": TOKEN, "next": "/sql"}, follow_redirects=False)
+        cookie = right.headers["set-cookie"]
+        pages = [locked.get(page).status_code for page in PAGES]
+        api = locked.get("/v1/calls")
+        locked.post("/sign-out")
+        after = locked.get("/", follow_redirects=False)
 
         assert wrong.status_code == 401
         assert "set-cookie" not in wrong.headers
@@ -379,38 +392,31 @@ class TestSignIn:
         assert api.status_code == 401
         assert after.status_code == 303
 
-    def test_a_cookie_ends_and_cannot_be_made(self, locked: Callable[..., TestClient[Any]]) -> None:
+    def test_a_cookie_ends_and_cannot_be_made(self, locked: TestClient[Any]) -> None:
         """One that is over, that another token made, that was changed, or that is no such thing."""
         soon = int(time.time()) + 60
         good = make_pass(TOKEN, soon)
-        bad = [
-            make_pass(TOKEN, soon - 61),
-            make_pass("another", soon),
-            f"{soon + 1}{good[len(str(soon)) :]}",
-            "x",
-            f"{soon}.",
-        ]
-        with locked() as client:
-            answers = []
-            for value in [good, *bad]:
-                client.cookies = httpx.Cookies({COOKIE: value})
-                answers.append(client.get("/", follow_redirects=False).status_code)
+        changed = f"{soon + 1}{good[len(str(soon)) :]}"
+        bad = [make_pass(TOKEN, soon - 61), make_pass("another", soon), changed, "x", f"{soon}."]
+        answers = []
+        for value in [good, *bad]:
+            said = {"Cookie": f"{COOKIE}={value}"}
+            answers.append(locked.get("/", headers=said, follow_redirects=False).status_code)
 
         assert answers == [200] + [303] * len(bad)
 
     @pytest.mark.parametrize(
         "elsewhere", ["https://example.org/", "//example.org", "/\\example.org", "javascript:alert(1)"]
     )
-    def test_signing_in_leads_to_no_other_host(self, locked: Callable[..., TestClient[Any]], elsewhere: str) -> None:
+    def test_signing_in_leads_to_no_other_host(self, locked: TestClient[Any], elsewhere: str) -> None:
         """Whatever the address of the form said."""
-        with locked() as client:
-            answer = client.post("/sign-in", data={"token": TOKEN, "next": elsewhere}, follow_redirects=False)
+        answer = locked.post("/sign-in", data={"token": TOKEN, "next": elsewhere}, follow_redirects=False)
 
         assert answer.headers["location"] == "/"
 
-    def test_guesses_count_as_requests(self, locked: Callable[..., TestClient[Any]]) -> None:
+    def test_guesses_count_as_requests(self, start_locked: Callable[..., TestClient[Any]]) -> None:
         """RATE_LIMIT holds for the form as for the API, together: then a page says when to come again."""
-        with locked(rate_limit=0.3) as client:
+        with start_locked(rate_limit=0.3) as client:
             client.get("/v1/calls")
             answers = [client.post("/sign-in", data={"token": "guess"}) for _ in range(3)]
 
@@ -418,9 +424,9 @@ class TestSignIn:
         assert int(answers[2].headers["retry-after"]) >= 1
         assert "requests came within 10 seconds" in words(answers[2].text)
 
-    def test_under_tls_the_cookie_is_for_tls_alone(self, locked: Callable[..., TestClient[Any]]) -> None:
+    def test_under_tls_the_cookie_is_for_tls_alone(self, start_locked: Callable[..., TestClient[Any]]) -> None:
         """A browser never sends it in clear."""
-        with locked(tls_cert="router.pem", tls_key="router.key") as client:
+        with start_locked(tls_cert="router.pem", tls_key="router.key") as client:
             answer = client.post("/sign-in", data={"token": TOKEN}, follow_redirects=False)
 
         assert "Secure" in answer.headers["set-cookie"].split("; ")

@@ -22,10 +22,10 @@ from readie.units import ns_to_seconds
 from readie.wire import MAX_NAME
 
 #: Packages in the chart of costs and in the matrix.
-MOST_PACKAGES = 25
-MOST_ROWS = 20
+MOST_PACKAGES = 20
+MOST_ROWS = 15
 #: Items that one search lists.
-MOST_ITEMS = 30
+MOST_ITEMS = 20
 
 _Sha256 = Annotated[str, QueryParameter(name="catalogue", pattern="^([0-9a-f]{64})?$")]
 

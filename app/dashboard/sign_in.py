@@ -8,7 +8,7 @@ import hmac
 import re
 import time
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from litestar import Response, get, post
 from litestar.connection import ASGIConnection
@@ -50,12 +50,10 @@ def is_pass(token: str, said: str) -> bool:
 
 def sign_in_guard(
     token: str | None,
-) -> Callable[[ASGIConnection[object, object, object, object], BaseRouteHandler], Awaitable[None]]:
+) -> Callable[[ASGIConnection[Any, Any, Any, Any], BaseRouteHandler], Awaitable[None]]:
     """A guard that lets those through who have signed in; None: all."""
 
-    async def check_pass(
-        connection: ASGIConnection[object, object, object, object], _handler: BaseRouteHandler
-    ) -> None:
+    async def check_pass(connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:
         if token is not None and not is_pass(token, connection.cookies.get(COOKIE, "")):
             raise Unauthorized("nobody has signed in, or not for a while", "Sign in at /sign-in.")
         signed_in.set(token is not None)
