@@ -3,7 +3,7 @@
     python -m benchmarks.pages --packages 5000
     python -m benchmarks.pages --packages 250 --database duckdb
 
-A router process with the generated catalogue imported (5,000 packages: 400 MB), some thousand calls on record, and a
+A router process with the generated catalogue imported (5,000 packages: 400 MB), some hundred calls on record, and a
 browser beside it on the same cores. First contentful paint is the browser's own figure, from the start of the navigation.
 Each page is opened as in a new browser, whose cache is empty. Prints a table such as docs/dashboard.md has.
 """
@@ -27,7 +27,7 @@ from tests.test_browser import find_chromium
 #: Times that each page is opened.
 VISITS = 7
 #: Calls on record.
-CALLS = 2000
+CALLS = 400
 
 PAINTED = """() => new Promise(told => {
     const found = performance.getEntriesByName('first-contentful-paint')[0];
@@ -105,7 +105,7 @@ def record_calls(url: str, catalogue: BenchCatalogue) -> str:
             result = {"outcome": "returned", "phases": phases, "started": {"how": how}}
             client.put(f"/v1/placements/{placement['placement_id']}/result", json=result).raise_for_status()
             call_id = placed["call_id"]
-            if number % 200 == 0:
+            if number % 20 == 0:
                 client.put("/v1/workers/w", json=status).raise_for_status()
     return call_id
 

@@ -583,6 +583,12 @@ class TestCharts:
         assert slope_of([(0, 1.0), (10, 6.0), (40, 21.0)]) == pytest.approx((1.0, 0.5))
         assert slope_of([(3.0, 1.0), (3.0, 2.0)]) is None
 
+    def test_names_do_not_lie_on_one_another(self) -> None:
+        """Of points that are close together, the uppermost has its name; all are drawn."""
+        drawn = plot([(1.0, 1.0, "checkpoint_1"), (1.1, 1.01, "checkpoint_2"), (50.0, 9.0, "checkpoint_3")])
+
+        assert [name for _, _, name in drawn.points] == ["checkpoint_3", "checkpoint_2", ""]
+
 
 @pytest.mark.parametrize(
     ("text", "modules", "is_code"),

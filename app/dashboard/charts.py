@@ -8,8 +8,8 @@ from math import ceil, floor, log10
 #: Of a plot with its axes, in its own units.
 WIDTH, HEIGHT = 640.0, 300.0
 LEFT, RIGHT, TOP, BOTTOM = 70.0, 20.0, 15.0, 45.0
-#: Points beside which their names have room.
-MOST_NAMED = 20
+#: Of a name beside a point: how wide a letter is, and how high a line.
+LETTER, LINE = 6.5, 13.0
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,24 @@ def plot(points: Sequence[tuple[float, float, str]], line: tuple[float, float] |
     def down(y: float) -> float:
         return round(HEIGHT - BOTTOM - (y - y_ticks[0]) / (y_ticks[-1] - y_ticks[0]) * (HEIGHT - TOP - BOTTOM), 1)
 
-    named = len(points) <= MOST_NAMED
     return Plot(
-        points=[(across(x), down(y), name if named else "") for x, y, name in points],
+        points=_name_apart([(across(x), down(y), name) for x, y, name in points]),
         x_ticks=[(across(x), f"{x:g}") for x in x_ticks],
         y_ticks=[(down(y), f"{y:g}") for y in y_ticks],
         line=(across(x_ticks[0]), down(ends[0]), across(x_ticks[-1]), down(ends[1])) if ends else None,
     )
+
+
+def _name_apart(points: Sequence[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
+    """The points, those that are far up first, without the names for which others have left no room."""
+    taken: list[tuple[float, float]] = []
+    found = []
+    for x, y, name in sorted(points, key=lambda point: point[1]):
+        has_room = all(abs(y - other_y) >= LINE or abs(x - other_x) >= LETTER * len(name) for other_x, other_y in taken)
+        if has_room:
+            taken.append((x, y))
+        found.append((x, y, name if has_room else ""))
+    return found
 
 
 def ticks(least: float, most: float, wanted: int = 5) -> list[float]:

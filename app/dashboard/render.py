@@ -56,12 +56,14 @@ def format_size(size_bytes: float | None) -> str:
 
 
 def format_ns(nanoseconds: float | None) -> str:
-    """Nanoseconds as 1.24 s, or as 3.5 ms where that is more. None: —."""
+    """Nanoseconds as 1.24 s, 3.5 ms or 80 µs. None: —."""
     if nanoseconds is None:
         return "—"
     if abs(nanoseconds) >= 1e8:
         return f"{nanoseconds / 1e9:,.2f} s"
-    return f"{nanoseconds / 1e6:.1f} ms" if nanoseconds else "0 s"
+    if abs(nanoseconds) >= 1e5:
+        return f"{nanoseconds / 1e6:.1f} ms"
+    return f"{nanoseconds / 1e3:.0f} µs" if nanoseconds else "0 s"
 
 
 def format_time(time: datetime) -> str:
