@@ -8,7 +8,9 @@ COPY app app
 COPY migrations migrations
 COPY pipeline pipeline
 COPY worker worker
-RUN pip install --no-cache-dir --no-deps --no-build-isolation .
+# There is no git here to ask for the last tag: docs/releasing.md
+ARG VERSION=0.1.dev0
+RUN SETUPTOOLS_SCM_PRETEND_VERSION=$VERSION pip install --no-cache-dir --no-deps --no-build-isolation .
 
 # The worker, with what it restores: the root filesystem (readie-pipeline rootfs), and the checkpoints that were captured
 # over it by the same release of runsc (make generation RUNTIME=runsc). Both are folders below this one. runsc needs

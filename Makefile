@@ -10,7 +10,7 @@ RUNTIME ?= fork
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test resources scale soak bench check format docs generation capture lock screenshots clean
+.PHONY: help setup demo test resources scale soak bench check format docs build site guides generation capture lock screenshots clean
 
 help: ## say what there is
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -63,6 +63,16 @@ format: setup ## put every file into shape
 
 docs: setup ## write docs/reference.md from the program itself
 	$(BIN)/python docs/make_reference.py
+
+build: setup ## the wheel and the source distribution, into dist/
+	rm -rf dist
+	$(BIN)/python -m hatchling build
+
+site: setup ## the documentation as a site, in build/site
+	$(BIN)/sphinx-build -W --keep-going -n -q -d build/site-read docs build/site
+
+guides: setup ## follow the how-to guides, each command of them, where the tutorial ends
+	@$(BIN)/pytest -m guides tests/test_tutorial.py
 
 generation: setup ## the whole pipeline for one flavor: make generation FLAVOR=cpu ROOTFS=… CORPUS=…
 	$(BIN)/readie-pipeline generation --flavor $(FLAVOR) --rootfs $(ROOTFS) --runtime $(RUNTIME) --out $(OUT) $(CORPUS)

@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import msgspec
@@ -62,6 +61,7 @@ from readie.errors import (
     Unauthorized,
 )
 from readie.settings import check_token
+from readie.version import this_version
 from readie.wire import problem_of
 
 #: Seconds between two looks for payloads and results that are past their time.
@@ -153,24 +153,30 @@ def create_app(settings: RouterSettings, database: Database, wake_ups: WakeUps |
 
 
 def check_tokens(settings: RouterSettings) -> None:
-    """Says loudly which tokens are not set; raises `BadSetting` where others than this machine could use that,
+    """Says loudly which tokens are not set. Raises as `missing_tokens` does."""
+    missing = missing_tokens(settings)
+    if missing:
+        log.warning("NO TOKEN IS SET: EVERY PROCESS ON THIS MACHINE MAY SEND CALLS OR RUN THEM", unset=missing)
+
+
+def missing_tokens(settings: RouterSettings) -> str:
+    """The tokens that are not set, for people. Raises `BadSetting` where others than this machine could use that,
     and for one that cannot be sent.
     """
     check_token("AUTH_TOKEN", settings.auth_token or "")
     check_token("WORKER_TOKEN", settings.worker_token or "")
     missing = [name for name in ("auth_token", "worker_token") if getattr(settings, name) is None]
-    if not missing:
-        return
     names = " and ".join(name.upper() for name in missing)
-    if not _is_loopback(settings.host):
+    if missing and not is_loopback(settings.host):
         raise BadSetting(
             f"ROUTER_HOST={settings.host!r}: {names} not set, and others than this machine reach that address",
             f"Set {names}, or serve on 127.0.0.1.",
         )
-    log.warning("NO TOKEN IS SET: EVERY PROCESS ON THIS MACHINE MAY SEND CALLS OR RUN THEM", unset=names)
+    return names
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -280,13 +286,9 @@ async def refuse_other_schemas(connection: ASGIConnection[Any, Any, Any, Any], _
 
 
 def _openapi() -> OpenAPIConfig:
-    try:
-        this = version("readie")
-    except PackageNotFoundError:  # run from a checkout that is not installed
-        this = "0"
     return OpenAPIConfig(
         title="Readie router",
-        version=this,
+        version=this_version(),
         openapi_router=Router("/schema", route_handlers=[], guards=[refuse_other_schemas], include_in_schema=False),
         render_plugins=[JsonRenderPlugin(path=["/", "/openapi.json"])],
         components=Components(security_schemes={"token": SecurityScheme(type="http", scheme="bearer")}),

@@ -1,15 +1,14 @@
 """`readie-router`: serve, bring the database up to date, and look into it."""
 
 import csv
-import errno
 import logging
 import os
 import re
 import signal
-import socket
 import sys
+import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, TypeVar
@@ -24,30 +23,30 @@ from rich.table import Column, Table
 from rich.text import Text
 from sqlalchemy import Connection
 
+from app.address import listen
 from app.api.catalogues import read_summaries, read_summary
 from app.api.workers import MOST_WORKERS, read_workers
 from app.application import create_app
 from app.catalogue import activate_catalogue, import_catalogue, load_catalogue_dir
 from app.check import check_rows
-from app.database import Database, check_schema, migrate, open_database
+from app.database import Database, check_schema, copy_duckdb, migrate, open_database, read_revisions
 from app.explain import explain as explain_modules
 from app.hangups import Hangups
 from app.query import list_views, run_query
 from app.settings import RouterSettings
 from app.tls import server_certificate
 from app.waiting import WakeUps
-from readie.command_line import run_command_line
+from readie.command_line import JsonOption, add_version, print_json, report_checks, run_command_line, waiting
 from readie.document import hash_document
 from readie.errors import (
     BadDocument,
     BadFile,
-    BadSetting,
     DatabaseBehind,
     DatabaseInUse,
     DatabaseUnavailable,
-    PortTaken,
     UsageError,
 )
+from readie.files import replaced
 from readie.flavor import parse_flavor
 from readie.http import connection, read_answer, unreachable
 from readie.logs import log_to_stderr
@@ -71,6 +70,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+add_version(app, "readie-router")
 
 DatabaseUrl = Annotated[
     str | None,
@@ -85,7 +85,6 @@ RouterUrl = Annotated[
 #: Seconds that a router may take to import what was sent to it.
 IMPORT_TIMEOUT = 900.0
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 Answer = TypeVar("Answer")
 
@@ -116,7 +115,7 @@ def serve(
     hangups = Hangups()
     with (
         hangups.received(),
-        _listen(settings) as listener,
+        listen(settings) as listener,
         closing(open_database(settings.database_url)) as opened,
     ):
         wake_ups = WakeUps()
@@ -165,48 +164,36 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-def _listen(settings: RouterSettings) -> socket.socket:
-    where = f"{settings.host}:{settings.port}"
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        with ExitStack() as on_failure:
-            on_failure.enter_context(listener)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            listener.listen(1024)
-            on_failure.pop_all()
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise PortTaken(f"another process listens on {where}") from error
-        raise BadSetting(f"ROUTER_HOST and ROUTER_PORT: cannot listen on {where}: {error.strerror}") from error
-    return listener
-
-
 @app.command(epilog="Example: readie-router upgrade --database postgresql+psycopg://readie@db/readie")
-def upgrade(database: DatabaseUrl = None) -> None:
-    """Bring the database to this version's schema."""
+def upgrade(as_json: JsonOption = False, database: DatabaseUrl = None) -> None:
+    """Bring the database to this version's schema, as `alembic upgrade head` does in a checkout."""
     settings = _settings(database)
     with closing(open_database(settings.database_url)) as opened:
+        before, _ = read_revisions(opened)
         _naming_it(opened, migrate)
-    print("The database is up to date.")
+        after, _ = read_revisions(opened)
+    if as_json:
+        print_json({"before": before, "revision": after})
+    else:
+        print("The database is up to date.")
 
 
 @app.command("import", epilog="Example: readie-router import generation/cpu/catalogue.json")
 def import_file(
     file: Annotated[Path, typer.Argument(help="A catalogue document.")],
+    as_json: JsonOption = False,
     database: DatabaseUrl = None,
     router: RouterUrl = None,
 ) -> None:
     """Import a catalogue and make it the active one of its flavor, until that flavor's file in CATALOGUE_DIR changes."""
     settings = _settings(database)
-    if not file.is_file():
-        reason = "it is not a file" if file.exists() else "no such file"
-        raise BadFile(f"{file}: {reason}", "Name a catalogue document, such as generation/cpu/catalogue.json.")
+    _check_file(file)
     router = router or _find_router(settings)
-    imported = _import_here(settings, file) if router is None else _send_document(router, settings, file)
+    with waiting(f"Importing {file}"):
+        imported = _import_here(settings, file) if router is None else _send_document(router, settings, file)
+    if as_json:
+        print_json(imported)
+        return
     for warning in imported.warnings:
         _say(f"warning: {warning}")
     _print_active(imported)
@@ -245,11 +232,53 @@ def _send_document(router: str, settings: RouterSettings, file: Path) -> Importe
         raise BadFile(f"{file}: {error.strerror}") from error
 
 
+@app.command(epilog="Example: readie-router export catalogues/cpu.json cpu.duckdb")
+def export(
+    file: Annotated[Path, typer.Argument(help="A catalogue document.")],
+    to: Annotated[Path, typer.Argument(help="The DuckDB file to make.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Write a catalogue as a DuckDB file with the views of docs/sql.md, for the duckdb shell and other tools.
+
+    No router and no database is asked. DuckDB 1.2 and later open the file.
+    """
+    if to.exists():
+        raise BadFile(f"{to} is there already", "Remove it, or name another file.")
+    if not to.absolute().parent.is_dir():
+        raise BadFile(f"{to}: there is no folder {to.parent}", "Make it, or name another file.")
+    _check_file(file)
+    with (
+        waiting(f"Exporting {file}"),
+        tempfile.TemporaryDirectory(prefix="readie-export-") as folder,
+        replaced(to) as aside,
+    ):
+        catalogue = load_catalogue(file)
+        whole = Path(folder) / "readie.duckdb"
+        with closing(open_database(f"duckdb:///{whole}")) as opened:
+            migrate(opened)
+            import_catalogue(opened, catalogue)
+            summary = read_summary(opened, catalogue.sha256)
+        aside.unlink(missing_ok=True)  # of an export that was killed
+        copy_duckdb(whole, aside)
+    if as_json:
+        print_json(summary)
+    else:
+        print(f"{to}: {summary.flavor}, {summary.items} items, {summary.checkpoints} checkpoints")
+
+
+def _check_file(file: Path) -> None:
+    """Raises `BadFile` for a file that is not there."""
+    if not file.is_file():
+        reason = "it is not a file" if file.exists() else "no such file"
+        raise BadFile(f"{file}: {reason}", "Name a catalogue document, such as generation/cpu/catalogue.json.")
+
+
 @app.command(epilog=f"Example: readie-router activate {'0123abcd' * 8} --flavor gpu")
 def activate(
     sha256: Annotated[str, typer.Argument(help="Of an imported catalogue; catalogues --json lists them.")],
     *,
     flavor: Annotated[str, typer.Option(help="cpu or gpu")] = "cpu",
+    as_json: JsonOption = False,
     database: DatabaseUrl = None,
     router: RouterUrl = None,
 ) -> None:
@@ -266,7 +295,11 @@ def activate(
         return read_summary(opened, sha256)
 
     route = ("POST", f"/v1/catalogues/{asked}/activate", request)
-    _print_active(_answer(_settings(database), router, activate_here, route, CatalogueSummary))
+    activated = _answer(_settings(database), router, activate_here, route, CatalogueSummary)
+    if as_json:
+        print_json(activated)
+    else:
+        _print_active(activated)
 
 
 def _print_active(catalogue: CatalogueSummary) -> None:
@@ -287,7 +320,7 @@ def explain(
     ] = None,
     catalogue: Annotated[str | None, typer.Option(help="SHA-256 of an imported one; default: the active one.")] = None,
     items_of: Annotated[str | None, typer.Option(help="List what this checkpoint (or: cold) lacks, too.")] = None,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
     database: DatabaseUrl = None,
     router: RouterUrl = None,
 ) -> None:
@@ -322,7 +355,7 @@ def explain(
         Explanation,
     )
     if as_json:
-        _print_json(explanation)
+        print_json(explanation)
     else:
         _print_explanation(explanation)
 
@@ -337,13 +370,13 @@ def _is_unicode(text: str) -> bool:
 
 
 @app.command(epilog="Example: readie-router catalogues --json")
-def catalogues(as_json: AsJson = False, database: DatabaseUrl = None, router: RouterUrl = None) -> None:
+def catalogues(as_json: JsonOption = False, database: DatabaseUrl = None, router: RouterUrl = None) -> None:
     """List the imported catalogues."""
     summaries = _read(
         _settings(database), router, read_summaries, ("GET", "/v1/catalogues", None), list[CatalogueSummary]
     )
     if as_json:
-        _print_json(summaries)
+        print_json(summaries)
         return
     table = Table("flavor", "active", "catalogue", "generation", "alpha s/MB", "items", "checkpoints", "imported")
     for each in summaries:
@@ -361,13 +394,13 @@ def catalogues(as_json: AsJson = False, database: DatabaseUrl = None, router: Ro
 
 
 @app.command(epilog="Example: readie-router workers --router http://127.0.0.1:8700")
-def workers(as_json: AsJson = False, database: DatabaseUrl = None, router: RouterUrl = None) -> None:
+def workers(as_json: JsonOption = False, database: DatabaseUrl = None, router: RouterUrl = None) -> None:
     """List the workers, with what is taken of them."""
     views = _read(
         _settings(database), router, read_workers, ("GET", f"/v1/workers?limit={MOST_WORKERS}", None), list[WorkerView]
     )
     if as_json:
-        _print_json(views)
+        print_json(views)
         return
     table = Table(
         "worker", "flavor", "state", "runtime", "Python", "memory", "GPU memory", "sandboxes", "calls", "heard"
@@ -397,7 +430,7 @@ def sql(
         ),
     ] = None,
     *,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     rows: Annotated[int, typer.Option(help="Rows to print at most, up to 100,000.")] = 1000,
     seconds: Annotated[float, typer.Option(help="Time that the query may take, up to 300.")] = 20.0,
@@ -427,7 +460,7 @@ def sql(
 
 
 @app.command(epilog="Example: readie-router check --json")
-def check(as_json: AsJson = False, database: DatabaseUrl = None) -> None:
+def check(as_json: JsonOption = False, database: DatabaseUrl = None) -> None:
     """Look for what must never be in the database; exit code 1 if there is something, 0 if not.
 
     Routers may run meanwhile. A DuckDB file belongs to its router: stop that first. Warnings are of what may be for a
@@ -440,7 +473,7 @@ def check(as_json: AsJson = False, database: DatabaseUrl = None) -> None:
         with opened.reading() as connection:
             findings = check_rows(connection, settings)
     if as_json:
-        _print_json(findings)
+        print_json(findings)
     else:
         for each in findings:
             print(f"{'' if each.wrong else 'warning: '}{each.rule}: {each.about}: {each.found}")
@@ -448,6 +481,18 @@ def check(as_json: AsJson = False, database: DatabaseUrl = None) -> None:
         raise typer.Exit(1)
     if not as_json:
         print("Nothing is wrong.")
+
+
+@app.command(epilog="Example: readie-router doctor --json")
+def doctor(as_json: JsonOption = False, database: DatabaseUrl = None) -> None:
+    """Look at all that a router needs, and say how to mend it; exit code 1 if something fails. It changes nothing.
+
+    Settings, tokens, certificate, catalogue files, address, database with its schema, rights and clock, catalogues,
+    workers, and rows, as `check` looks at them.
+    """
+    from app.doctor import examine
+
+    report_checks(examine(os.environ | ({} if database is None else {"DATABASE_URL": database})), as_json=as_json)
 
 
 def _read_query(query: str) -> str:
@@ -618,7 +663,7 @@ def _print_explanation(explanation: Explanation) -> None:
 
 def _print_sql(answer: SqlAnswer, as_json: bool, as_csv: bool) -> None:
     if as_json:
-        _print_json(answer)
+        print_json(answer)
     elif as_csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(answer.columns)
@@ -652,10 +697,6 @@ def _print(table: Table) -> None:
     console = Console()
     # A pipe has no width: a table in it is as wide as it needs to be.
     (console if console.is_terminal else Console(width=500)).print(table)
-
-
-def _print_json(answer: object) -> None:
-    sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(answer), indent=2) + b"\n")
 
 
 def _say(text: str) -> None:

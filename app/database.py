@@ -9,50 +9,25 @@ from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from select import POLLIN, poll
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import duckdb
 import psycopg
-import pyarrow as pa
-import pyarrow.compute as pc
-from alembic import command
-from alembic.config import Config
-from alembic.ddl.impl import DefaultImpl
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from alembic.util import CommandError
 from psycopg import sql
-from psycopg.abc import Buffer
-from psycopg.adapt import Dumper
-from psycopg.pq import Format
-from sqlalchemy import (
-    URL,
-    BigInteger,
-    Column,
-    Connection,
-    Double,
-    Engine,
-    Integer,
-    Row,
-    Table,
-    Text,
-    cast,
-    column,
-    create_engine,
-    event,
-    exc,
-    make_url,
-    select,
-    table,
-    text,
-)
+from sqlalchemy import URL, Connection, Engine, Row, Table, create_engine, event, exc, make_url, text
 
 from app.sql import views
-from app.tables import BitString
+from app.tables import metadata
 from readie.errors import BadQuery, BadSetting, DatabaseBehind, DatabaseInUse, DatabaseUnavailable, QueryTimeout
 
 #: What an index entry of PostgreSQL holds at most is 2,704 bytes, with its header and a key beside the text.
 MAX_TEXT_BYTES = 2_600
+
+#: Of DuckDB: whose files a copy for people is like.
+OLDEST_STORAGE = "v1.2.0"
+
+#: Connections of a process at most.
+POOL_SIZE = 20
 
 #: Texts that DuckDB keeps parsed.
 MAX_PARSED = 500
@@ -74,13 +49,6 @@ def tell(connection: Connection, ended: Sequence[Row[Any]]) -> None:
     connection.info.setdefault(_ENDED, []).extend(ended)
 
 
-class _DuckDBImpl(DefaultImpl):
-    """Alembic knows no DuckDB; what all databases have in common is enough for it."""
-
-    __dialect__ = "duckdb"
-    transactional_ddl = True
-
-
 class RowRefused(ValueError):
     """A bulk load was refused: the table, the row (from 0; None: not known), the column, and why."""
 
@@ -88,6 +56,38 @@ class RowRefused(ValueError):
         place = "".join([f" row {row}" if row is not None else "", f", {column}" if column else ""])
         super().__init__(f"{table}{place}: {reason}")
         self.table, self.row, self.column, self.reason = table, row, column, reason
+
+
+class ServerFacts(NamedTuple):
+    """What `readie-router doctor` looks at of a PostgreSQL server."""
+
+    version: int  # major
+    version_text: str
+    clock_s: float  # seconds since 1970 by its clock
+    most_connections: int  # that others than superusers may have
+    connections: int  # there are now
+    missing: list[str]  # rights that this role lacks, such as "UPDATE of calls"
+    may_create: bool  # tables, as migrations do
+
+
+_SERVER_FACTS = """
+SELECT
+    CAST(current_setting('server_version_num') AS integer) / 10000 AS version,
+    current_setting('server_version') AS version_text,
+    CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS double precision) AS clock_s,
+    CAST(current_setting('max_connections') AS integer)
+        - CAST(current_setting('superuser_reserved_connections') AS integer) AS most_connections,
+    (SELECT CAST(count(*) AS integer) FROM pg_stat_activity WHERE backend_type = 'client backend') AS connections,
+    ARRAY(
+        SELECT needed.right || ' of ' || named.name
+        FROM unnest(CAST(:tables AS text[])) AS named (name),
+            unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS needed ("right")
+        WHERE to_regclass(named.name) IS NOT NULL
+            AND NOT has_table_privilege(to_regclass(named.name), needed.right)
+        ORDER BY 1
+    ) AS missing,
+    has_schema_privilege(current_schema(), 'CREATE') AS may_create
+"""
 
 
 class Database:
@@ -169,6 +169,14 @@ class Database:
                     connection.execute("SELECT 1")  # a connection that was cut says so
                     yield ""
 
+    def server_facts(self) -> ServerFacts | None:
+        """What the server is and lets this role do; None: there is no server. Raises `DatabaseUnavailable`."""
+        if self._is_duckdb:
+            return None
+        with self.glancing() as connection:
+            tables = {"tables": list(metadata.tables)}
+            return ServerFacts(*connection.execute(text(_SERVER_FACTS), tables).one())
+
     def close(self) -> None:
         """Closes the idle connections; another process can then open a DuckDB file."""
         self.engine.dispose()
@@ -228,12 +236,14 @@ class Database:
         Bit strings come as bytes: position 0 is the first byte's highest bit. Raises `RowRefused`; the transaction is
         lost then.
         """
-        rows = _checked(into, columns)
+        from app import bulk
+
+        rows = bulk.checked(into, columns)
         try:
             if self._is_duckdb:
-                _insert(connection, into, rows)
+                bulk.insert(connection, into, rows)
             else:
-                _copy(connection, into, rows)
+                bulk.copy(connection, into, rows)
         except (exc.IntegrityError, exc.DataError) as error:
             raise RowRefused(into.name, None, None, str(error.orig).partition("\n")[0]) from error
         except (psycopg.IntegrityError, psycopg.DataError) as error:
@@ -262,7 +272,7 @@ class Database:
             raise
 
 
-def open_database(url: str, *, pool_size: int = 20, pool_timeout_s: float = 30.0) -> Database:
+def open_database(url: str, *, pool_size: int = POOL_SIZE, pool_timeout_s: float = 30.0) -> Database:
     """Opens the database at `url` and makes sure that it answers.
 
     Raises `BadSetting` for a URL that is not one of ours, `DatabaseInUse` when another process has the DuckDB file
@@ -346,13 +356,28 @@ def migrate(database: Database) -> None:
 
     Raises `DatabaseBehind` when it is that of a later version.
     """
-    _refuse_later(database)
-    command.upgrade(_alembic(database), "head")
+    from alembic import command
+    from alembic.config import Config
+
+    read_revisions(database)
+    config = Config(attributes={"database": database})
+    config.set_main_option("script_location", str(_migrations()).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    command.upgrade(config, "head")
+
+
+def copy_duckdb(source: Path, target: Path) -> None:
+    """Copies a DuckDB file that is open nowhere, tables and views, into a new one that older shells read as well."""
+    source_name, target_name = (str(path).replace("'", "''") for path in (source, target))
+    with duckdb.connect() as connection:
+        connection.execute(f"ATTACH '{source_name}' AS source (READ_ONLY)")
+        connection.execute(f"ATTACH '{target_name}' AS target (STORAGE_VERSION '{OLDEST_STORAGE}')")
+        connection.execute("COPY FROM DATABASE source TO target")
 
 
 def check_schema(database: Database) -> None:
     """Raises `DatabaseBehind`, which says which revision the database is at, unless it is at this version's."""
-    revision, head = _refuse_later(database)
+    revision, head = read_revisions(database)
     if revision != head:
         raise DatabaseBehind(f"its schema is at {revision or 'nothing'}, this version needs {head}")
 
@@ -459,30 +484,33 @@ def create_views(connection: Connection) -> None:
         _grant_views(connection)
 
 
-def _refuse_later(database: Database) -> tuple[str | None, str | None]:
-    """The revision of the database, and this version's."""
-    scripts = ScriptDirectory.from_config(_alembic(database))
+def read_revisions(database: Database) -> tuple[str | None, str]:
+    """The revision of the database (None: it has none), and this version's, which is its last migration.
+
+    Read without Alembic, which every start of a router would wait for. Raises `DatabaseBehind` for a later one.
+    """
+    known = sorted(path.name[:4] for path in (_migrations() / "versions").glob("[0-9]*.py"))
     with database.reading() as connection:
-        revision = MigrationContext.configure(connection).get_current_revision()
-    head = scripts.get_current_head()
-    if revision is not None:
-        try:
-            scripts.get_revision(revision)
-        except CommandError as error:
-            way_out = "A later version has migrated it: use that one."
-            raise DatabaseBehind(f"its schema is at {revision}, this version knows up to {head}", way_out) from error
-    return revision, head
+        revision = (
+            connection.execute(text(_REVISION)).scalar() if connection.execute(text(_HAS_REVISION)).first() else None
+        )
+    if revision is not None and revision not in known:
+        way_out = "A later version has migrated it: use that one."
+        raise DatabaseBehind(f"its schema is at {revision}, this version knows up to {known[-1]}", way_out)
+    return revision, known[-1]
 
 
-def _alembic(database: Database) -> Config:
+_REVISION = "SELECT version_num FROM alembic_version"
+_HAS_REVISION = """SELECT 1 FROM information_schema.tables
+    WHERE table_name = 'alembic_version' AND table_schema = current_schema()"""
+
+
+def _migrations() -> Path:
     # Found as a package, so that it is the same from a checkout and from an installed wheel.
     package = find_spec("migrations")
     if package is None or not package.submodule_search_locations:
         raise RuntimeError("the package migrations is not installed")
-    config = Config(attributes={"database": database})
-    config.set_main_option("script_location", str(Path(package.submodule_search_locations[0])).replace("%", "%%"))
-    config.set_main_option("path_separator", "os")
-    return config
+    return Path(package.submodule_search_locations[0])
 
 
 def _parse(url: str) -> URL:
@@ -517,114 +545,3 @@ def _gone(url: URL, error: BaseException | None) -> DatabaseUnavailable | Databa
     if "Could not set lock on file" in reason:
         return DatabaseInUse(f"{where}: {reason.partition('. See also')[0]}")
     return DatabaseUnavailable(f"{where}: {reason}")
-
-
-# ---- bulk loads ----
-
-
-def _checked(into: Table, columns: Mapping[str, Any]) -> pa.Table:
-    """The columns as Arrow, every value of its column's type; what a database would refuse or alter is refused here."""
-    arrays = {name: _array(into, into.c[name], values) for name, values in columns.items()}
-    return pa.table(arrays)
-
-
-def _array(into: Table, target: "Column[Any]", values: Any) -> pa.Array:
-    kind = _arrow_type(target)
-    try:
-        array = _convert(values, kind)
-    except _NOT_CONVERTED as error:
-        row = _first_not_converted(values, kind)
-        raise RowRefused(into.name, row, target.name, f"{values[row]!r:.80} is no {target.type}: {error}") from error
-    wrong: dict[str, Any] = {}
-    if not target.nullable:
-        wrong["is missing"] = pc.is_null(array)
-    if pa.types.is_floating(kind):
-        wrong["is not a finite number"] = pc.invert(pc.is_finite(array))
-    if pa.types.is_string(kind):
-        wrong["contains NUL"] = pc.match_substring(array, "\0")
-        wrong[f"is longer than {MAX_TEXT_BYTES} bytes"] = pc.greater(pc.binary_length(array), MAX_TEXT_BYTES)
-    for rule, where in wrong.items():
-        row = pc.index(where, value=True).as_py()
-        if row >= 0:
-            raise RowRefused(into.name, row, target.name, f"{array[row].as_py()!r:.80} {rule}")
-    return array
-
-
-_NOT_CONVERTED = (pa.ArrowException, OverflowError, TypeError, ValueError)
-
-
-def _first_not_converted(values: Any, kind: pa.DataType) -> int:
-    """The row at which conversion fails, by halving."""
-    good, bad = 0, len(values)  # this many from the start convert, and do not
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        try:
-            _convert(values[:middle], kind)
-        except _NOT_CONVERTED:
-            bad = middle
-        else:
-            good = middle
-    return good
-
-
-def _convert(values: Any, kind: pa.DataType) -> pa.Array:
-    if pa.types.is_integer(kind):  # told the type, Arrow makes 2 of 2.5; cast, it refuses
-        return pa.array(values).cast(kind)
-    return pa.array(values, type=kind)
-
-
-def _arrow_type(target: "Column[Any]") -> pa.DataType:
-    match target.type:
-        case BigInteger():
-            return pa.int64()
-        case Integer():
-            return pa.int32()
-        case Double():
-            return pa.float64()
-        case Text():
-            return pa.string()
-        case BitString():
-            return pa.binary()
-        case other:
-            raise NotImplementedError(f"{target}: no bulk load of {other!r}")
-
-
-def _insert(connection: Connection, into: Table, rows: pa.Table) -> None:
-    """DuckDB reads the Arrow table where it lies. Bytes become bits."""
-    driver = connection.connection.driver_connection
-    if driver is None:
-        raise RuntimeError("the connection is closed")
-    driver.register("loading", rows)
-    names = rows.column_names
-    source = select(*(cast(column(name), into.c[name].type) for name in names)).select_from(table("loading"))
-    connection.execute(into.insert().from_select(names, source))
-    driver.unregister("loading")  # after a failure it goes with the transaction
-
-
-_POSTGRESQL_TYPES = {pa.int64(): "int8", pa.int32(): "int4", pa.float64(): "float8", pa.string(): "text"}
-_POSTGRESQL_TYPES |= {pa.binary(): "varbit"}
-
-
-class _BitsDumper(Dumper):
-    """Bytes as `bit varying`: the number of bits, then the bytes."""
-
-    format = Format.BINARY
-    oid = psycopg.postgres.types["varbit"].oid
-
-    def dump(self, obj: bytes) -> Buffer:
-        return (8 * len(obj)).to_bytes(4, "big") + obj
-
-
-def _copy(connection: Connection, into: Table, rows: pa.Table) -> None:
-    driver = connection.connection.driver_connection
-    if not isinstance(driver, psycopg.Connection):
-        raise TypeError("the connection is not psycopg's")
-    names = [sql.Identifier(name) for name in rows.column_names]
-    statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)")
-    with driver.cursor() as cursor:
-        cursor.adapters.register_dumper(bytes, _BitsDumper)
-        with cursor.copy(statement.format(sql.Identifier(into.name), sql.SQL(", ").join(names))) as copy:
-            copy.set_types([_POSTGRESQL_TYPES[kind] for kind in rows.schema.types])
-            for batch in rows.to_batches(max_chunksize=10_000):
-                for row in zip(*(values.to_pylist() for values in batch.columns), strict=True):
-                    copy.write_row(row)

@@ -57,7 +57,8 @@ def _tell(database: Database, origin: str, told: "queue.SimpleQueue[tuple[str, .
         while not told.empty():
             topics |= dict.fromkeys(told.get())
         try:
-            database.notify(list(_notices(origin, topics)))
+            # The last one may say nothing: this process hears it too, and so that it is over.
+            database.notify(list(_notices(origin, topics)) or [origin])
         except DatabaseUnavailable:  # those who hear look into it once it is back
             over.wait(RETRY_SECONDS)
         except Exception:  # a thread that has ended would tell nothing any more

@@ -1,4 +1,4 @@
-"""Writes docs/reference.md from what the program itself says: settings, commands, problems.
+"""Writes docs/reference.md from what the program itself says: settings, problems, commands, routes, tables.
 
 `make docs` runs it, and `make check` fails if the file is not what it would write.
 """
@@ -11,10 +11,17 @@ from typing import Any
 
 import msgspec
 import typer
+from litestar.routes import HTTPRoute
+from litestar.serialization import decode_json, encode_json
+from sqlalchemy import create_engine
+from sqlalchemy.dialects import postgresql
 
 import app.cli
+import app.tables
 import pipeline.cli
 import worker.cli
+from app.application import create_app
+from app.database import Database
 from app.settings import RouterSettings
 from readie.client import ClientSettings
 from readie.errors import problems
@@ -89,6 +96,50 @@ def describe_parameter(parameter: Any) -> str:
     return row(", ".join(map(code, names)), code(getattr(parameter, "envvar", "")), code(default), meaning)
 
 
+def routes_table() -> list[str]:
+    """One row an operation of the API, those of one tag together; what it does is its handler's first sentence."""
+    nowhere = Database(create_engine("postgresql+psycopg://127.0.0.1:1/readie"))  # nobody asks it for anything
+    tokens = {"auth_token": "unused", "worker_token": "unused"}
+    application = create_app(RouterSettings(**tokens), nowhere)
+    said = {
+        handler.operation_id: inspect.getdoc(getattr(handler.fn, "func", handler.fn)) or ""
+        for route in application.routes
+        if isinstance(route, HTTPRoute)
+        for handler in route.route_handlers
+    }
+    paths: dict[str, dict[str, Any]] = decode_json(encode_json(application.openapi_schema.to_schema()))["paths"]
+    operations = [
+        (", ".join(operation.get("tags", [])), path, method.upper(), operation["operationId"])
+        for path, methods in paths.items()
+        for method, operation in methods.items()
+    ]
+    lines = ["| for | route | operation | what it does |", "|---|---|---|---|"]
+    for tags, path, method, name in sorted(operations):
+        sentence = re.split(r"(?<=\.) ", " ".join(said[name].split()))[0]
+        lines.append(row(tags, code(f"{method} {path}"), code(name), sentence))
+    return lines
+
+
+def tables_of_database() -> list[str]:
+    """A table for each of the database's, in the order of the source; what a column means is the comment beside it."""
+    source = inspect.getsource(app.tables)
+    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
+    lines = []
+    for table in app.tables.metadata.tables.values():
+        text = source.partition(f'Table(\n    "{table.name}",\n')[2].partition("\n)\n")[0]
+        lines += [f"### {table.name}", "", "| column | type | meaning |", "|---|---|---|"]
+        for column in table.columns:
+            found = re.search(rf'^    \w+\((?:"{column.name}"|\))[^\n#]*(?:# (.*))?$', text, re.MULTILINE)
+            kind = column.type.compile(dialect=dialect).lower()
+            if column.primary_key:
+                kind = f"{kind}, key"
+            elif column.nullable:
+                kind = f"{kind} or null"
+            lines.append(row(code(column.name), kind, (found and found[1]) or ""))
+        lines.append("")
+    return lines
+
+
 def reference() -> str:
     lines = [
         "# Reference",
@@ -123,6 +174,19 @@ def reference() -> str:
         lines += [f"### {name}", "", group.help, ""]
         for command in group.commands.values():
             lines += describe_command(f"{name} {command.name}", command)
+    lines += [
+        "## Routes",
+        "",
+        "A router describes its API at `/schema`, as OpenAPI. JSON and MessagePack both ways; bytes are base64 in JSON.",
+        "",
+        *routes_table(),
+        "",
+        "## Tables",
+        "",
+        "What is in the database, as PostgreSQL has it. Tables change with versions; the views of [sql.md](sql.md) stay.",
+        "",
+        *tables_of_database(),
+    ]
     return "\n".join(lines).rstrip() + "\n"
 
 

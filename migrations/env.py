@@ -4,6 +4,7 @@ import os
 from logging.config import fileConfig
 
 from alembic import context
+from alembic.ddl.impl import DefaultImpl
 from alembic.util import CommandError
 from sqlalchemy import Connection
 
@@ -12,6 +13,13 @@ from app.settings import RouterSettings
 from app.tables import metadata
 from readie.errors import ReadieError
 from readie.settings import read_settings
+
+
+class _DuckDBImpl(DefaultImpl):
+    """Alembic knows no DuckDB; what all databases have in common is enough for it."""
+
+    __dialect__ = "duckdb"
+    transactional_ddl = True
 
 
 def run(database: Database, connection: Connection) -> None:

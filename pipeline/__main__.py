@@ -10,6 +10,11 @@ def main() -> None:
     except KeyboardInterrupt:
         print("readie-pipeline: stopped", file=sys.stderr)
         sys.exit(130)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in {"readie", "pipeline"}:
+            raise  # ours, not one that an extra brings
+        print(f"readie-pipeline: {error.name} is not installed. Run pip install 'readie[pipeline]'", file=sys.stderr)
+        sys.exit(1)
     run()
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
 from scipy.sparse import csr_array, hstack, vstack
 
 from pipeline.candidates import Gains, Numbers
@@ -255,6 +254,8 @@ class _Program:
         limit = np.zeros((2, pool + count))
         limit[0, :pool] = 1.0
         limit[1, :pool] = self._pool.sizes / budget
+        from scipy.optimize import linprog  # half a second, which every command line would wait for
+
         result = linprog(  # type: ignore[call-overload] # its stubs know no sparse matrices, it does
             np.concatenate([np.zeros(pool), np.ones(count)]),
             A_ub=csr_array(vstack([*rows, csr_array(limit)])),

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 import typer
@@ -28,7 +28,7 @@ from pipeline.rootfs_build import build_rootfs, check_rootfs
 from pipeline.verify import verify as run_verification
 from pipeline.verify import write_verification
 from pipeline.what_if import HeldOut, WhatIf, explore_limits, hold_out, plot_what_if, write_held_out, write_what_if
-from readie.command_line import run_command_line
+from readie.command_line import JsonOption, add_version, print_json, report_checks, run_command_line
 from readie.errors import BadFile, BadSetting, Unavailable, UsageError
 from readie.flavor import Flavor, check_gpu, parse_flavor
 from readie.units import MAX_ALPHA, MB, parse_size
@@ -40,11 +40,11 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+add_version(app, "readie-pipeline")
 
 OutOption = Annotated[
     Path, typer.Option("--out", envvar="PIPELINE_OUT", help="The work folder: everything is written into it.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 FlavorOption = Annotated[str, typer.Option("--flavor", envvar="FLAVOR", help="cpu, or gpu on a host with a GPU.")]
 RootfsOption = Annotated[
     Path, typer.Option("--rootfs", envvar="ROOTFS", help="The root filesystem: a folder with its own bin/python.")
@@ -234,10 +234,6 @@ def find_measurements(out: Path, flavor: Flavor) -> Measurements:
     if measurements.info.flavor is not flavor:
         raise BadFile(f"{path} is of flavor {measurements.info.flavor}", f"Measure again with --flavor {flavor}.")
     return measurements
-
-
-def print_json(record: Any) -> None:
-    print(msgspec.json.encode(record).decode())
 
 
 def print_lines(lines: Sequence[str]) -> None:
@@ -698,6 +694,31 @@ def verify(
         print_json(result)
     else:
         print_lines(write_verification(result))
+
+
+@app.command()
+def doctor(
+    *,
+    rootfs: MeasuredRootfsOption = None,
+    out: OutOption = DEFAULT_OUT,
+    flavor: FlavorOption = "cpu",
+    runtime: RuntimeOption = "fork",
+    corpus: CorpusOption = None,
+    timeout: TimeoutOption = 60.0,
+    memory: MemoryOption = "4Gi",
+    as_json: JsonOption = False,
+) -> None:
+    """Look at all that the pipeline needs, and say how to mend it; exit code 1 if something fails. It changes nothing.
+
+    The root filesystem, readie-worker and its runtime, the corpus, what the work folder holds, and the machine.
+
+    Example: readie-pipeline doctor --rootfs rootfs --out generation
+    """
+    from pipeline.doctor import Setup, examine
+
+    sandbox = choose_sandbox(rootfs or Path(), runtime, timeout, memory, flavor=parse_flavor(flavor), must_run=False)
+    asked = Setup(sandbox, rootfs is not None, out, corpus or out / "corpus.jsonl")
+    report_checks(examine(asked), as_json=as_json)
 
 
 def main() -> None:

@@ -70,6 +70,7 @@ class ProbeAnswer(msgspec.Struct, frozen=True):
     waited_s: float | None = None  # of wall_s: it was ready to run, and others had the processor
     pace_s: list[float] | None = None  # seconds of a fixed piece of work, before and after
     rss_mb: float | None = None
+    network: str | None = None  # host: it was not isolated
     threads: int | None = None  # that are left at the end
     modules: list[ProbedModule] = []
     failure: ProbeFailure | None = None

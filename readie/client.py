@@ -47,6 +47,7 @@ from readie.errors import (
     RateLimited,
     ReadieError,
     RemoteError,
+    RouterStopping,
     RouterUnreachable,
     problem_from,
 )
@@ -381,7 +382,7 @@ def _persist(
     while True:
         try:
             return read_answer((yield from _ask(ask)), kind)
-        except (RouterUnreachable, DatabaseUnavailable) as error:
+        except (RouterUnreachable, RouterStopping, DatabaseUnavailable) as error:
             none = to_begin and deadline is None and isinstance(error.__cause__, httpx.ConnectError)
             other = isinstance(error, RouterUnreachable) and error.__cause__ is None  # something else answers there
             if none or other or given_up() or (deadline is not None and time.monotonic() > deadline):

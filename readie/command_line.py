@@ -1,17 +1,47 @@
-"""The top of the three command lines: what a failure is to whoever typed the command."""
+"""What the three command lines have in common: what a failure is to whoever typed a command, and how `doctor` reports."""
 
 import errno
 import io
 import os
 import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Annotated, Literal, NoReturn
 
+import msgspec
 import typer
 
 from readie.errors import ReadieError, UsageError
+from readie.version import this_version
+from readie.wire import Answer
 
 INTERRUPTED = 130  # the exit code after Ctrl-C
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def add_version(app: typer.Typer, name: str) -> None:
+    """Gives a command line its option `--version`."""
+
+    def show(wanted: bool) -> None:
+        if wanted:
+            print(f"{name} {this_version()}")
+            raise typer.Exit
+
+    @app.callback()
+    def line(
+        *,
+        version: Annotated[
+            bool, typer.Option("--version", help="Say which version this is.", callback=show, is_eager=True)
+        ] = False,
+    ) -> None: ...
+
+
+def print_json(answer: object) -> None:
+    """One indented JSON document, as UTF-8 whatever the terminal's encoding is."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(answer), indent=2) + b"\n")
 
 
 def run_command_line(name: str, app: typer.Typer, *, stopped: str = "stopped") -> NoReturn:
@@ -52,5 +82,77 @@ def run_command_line(name: str, app: typer.Typer, *, stopped: str = "stopped") -
     sys.exit(code if isinstance(code, int) else 0)
 
 
+@contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """Shows on a terminal that something is still being done; elsewhere nothing."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(text):
+        yield
+
+
 def _say(text: str) -> None:
     print(text, file=sys.stderr)
+
+
+# ---- doctor ----
+
+
+class Check(Answer, frozen=True, kw_only=True):
+    """One thing that `doctor` has looked at: what was found, and the way out where that is not ok."""
+
+    name: str
+    state: Literal["ok", "warning", "failed"]
+    found: str
+    way_out: str = ""
+
+
+class Doubt(ReadieError):
+    """What was found works, and may not be what is meant: a warning."""
+
+    way_out = ""
+
+
+def check(name: str, look: Callable[[], str]) -> Check:
+    """What `look` found: ok, a warning where it raises `Doubt`, failed where it raises anything else."""
+    try:
+        return Check(name=name, state="ok", found=look())
+    except Doubt as doubt:
+        return Check(name=name, state="warning", found=doubt.detail, way_out=doubt.hint)
+    except ReadieError as error:
+        return Check(name=name, state="failed", found=error.detail or error.title, way_out=error.hint)
+    except OSError as error:
+        about = f"{error.filename}: " if error.filename else ""
+        return Check(name=name, state="failed", found=f"{about}{error.strerror or error}")
+    except Exception as error:  # noqa: BLE001 - one that nobody thought of hides no other
+        reason = str(error).partition("\n")[0]
+        return Check(name=name, state="failed", found=f"{type(error).__name__}: {reason}")
+
+
+_COLOURS = {"ok": "green", "warning": "yellow", "failed": "bold red"}
+
+
+def report_checks(checks: Iterable[Check], *, as_json: bool) -> None:
+    """Prints each check as soon as it is made, or all of them as JSON; ends the command with 1 where one failed."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(soft_wrap=True, highlight=False)
+    made: list[Check] = []
+    for each in checks:
+        made.append(each)
+        if not as_json:
+            console.print(Text.assemble((f"{each.state:8}", _COLOURS[each.state]), f"{each.name}: {each.found}"))
+            if each.way_out:
+                console.print(Text(f"        {each.way_out}"))
+    failed = sum(each.state == "failed" for each in made)
+    warnings = sum(each.state == "warning" for each in made)
+    if as_json:
+        print_json(made)
+    else:
+        print(f"{len(made)} checks: {failed} failed, {warnings} with a warning")
+    if failed:
+        raise typer.Exit(1)

@@ -337,6 +337,13 @@ class RouterNotTrusted(RouterUnreachable):
     way_out = "Set ROUTER_CA to a file with the certificate of its issuer, and ask by a name that its certificate has."
 
 
+class RouterStopping(Unavailable):
+    """What waited at a router that ends was not placed: to send it again is safe."""
+
+    slug, title = "router-stopping", "The router stops while the call waits"
+    way_out = "Send it again: another router takes it, or this one once it is back."
+
+
 class RuntimeUnavailable(Unavailable):
     slug, title = "runtime-unavailable", "The runtime cannot be used on this host"
     way_out = "readie-worker --help names the runtimes and what each needs."

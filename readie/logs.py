@@ -1,6 +1,7 @@
 """Logs of router and worker on stderr: lines for people, or one JSON object a line. Stdout is for results."""
 
 import logging
+import os
 import re
 import sys
 from typing import Literal
@@ -28,7 +29,8 @@ def log_to_stderr(level: int, log_format: LogFormat = "text") -> None:
         logging.captureWarnings(capture=True)
     else:
         renderer = structlog.dev.ConsoleRenderer(
-            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+            colors=sys.stderr.isatty() and not os.environ.get("NO_COLOR"),
+            exception_formatter=structlog.dev.plain_traceback,
         )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(

@@ -27,6 +27,10 @@ class Host(msgspec.Struct, frozen=True):
     rootfs_digest: str  # SHA-256 over the root filesystem's distributions and their files
     cpu_features: str  # SHA-256 of the sorted flags
 
+    @property
+    def python_minor(self) -> str:
+        return ".".join(self.python.split(".")[:2])
+
 
 class Description(Answer, frozen=True, kw_only=True):
     """What a worker on this host with this root filesystem is."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import msgspec
@@ -19,6 +20,8 @@ class Bytes(int):
 
 
 Duration = Annotated[float, msgspec.Meta(gt=0, le=MAX_SECONDS, description="seconds above 0, a week at most")]
+
+ALIKE = 0.86  # as difflib counts; of WORKER_DIR and WORKER_ID, say, it is less
 
 DEFAULT_ROUTER_URL = "http://127.0.0.1:8700"
 RouterUrl = Annotated[str, msgspec.Meta(pattern=r"^https?://[^/]", description=f"a URL such as {DEFAULT_ROUTER_URL}")]
@@ -64,6 +67,13 @@ def read_settings(kind: type[Settings], environ: Mapping[str, str]) -> Settings:
             reason = error.detail if isinstance(error, ReadieError) else str(error)
             raise BadSetting(f"{variable}={text!r}: {reason}", f"Accepted: {describe(field.type)}.") from error
     return kind(**values)
+
+
+def misspelt(environ: Mapping[str, str], *kinds: type[msgspec.Struct]) -> dict[str, str]:
+    """Variables that nothing reads and that are nearly called as a setting of `kinds` is → that setting."""
+    known = {field.encode_name.upper() for kind in kinds for field in msgspec.structs.fields(kind)}
+    close = {name: get_close_matches(name.upper(), known, 1, ALIKE) for name in sorted(environ.keys() - known)}
+    return {name: found[0] for name, found in close.items() if found}
 
 
 def describe(kind: Any) -> str:

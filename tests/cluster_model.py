@@ -514,7 +514,7 @@ class Agent:
             kept.run, run.kept = run.assignment.placement_id, kept
 
     def give_up(self) -> None:
-        """What could not be accepted for so long is left to the router."""
+        """What is not accepted yet is let go, as when the agent stops."""
         for placement_id in [name for name, run in self.runs.items() if not run.accepted]:
             self.drop(placement_id)
 

@@ -2,33 +2,41 @@
 
 import ast
 import re
+import shlex
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 import pytest
-import typer
 
-import app.cli
-import pipeline.cli
-import worker.cli
 from app.settings import RouterSettings
 from readie.client import ClientSettings
 from readie.errors import ReadieError, problems
+from readie.resources import read_resources
+from tests.commands import COMMANDS
+from tests.pages import Block, prints, read_blocks
 from worker.settings import WorkerSettings
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "docs" / "reference.md"
 PAGES = [ROOT / "README.md", ROOT / "catalogues" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SETTINGS: list[type[msgspec.Struct]] = [RouterSettings, WorkerSettings, ClientSettings]
-COMMAND_LINES = {"readie-pipeline": pipeline.cli.app, "readie-router": app.cli.app, "readie-worker": worker.cli.app}
-COMMANDS = {
-    f"{name} {command}": definition
-    for name, line in COMMAND_LINES.items()
-    for command, definition in vars(typer.main.get_command(line))["commands"].items()
+
+
+#: Pages whose blocks tests/test_tutorial.py runs, and what others run of a page by its language alone.
+FOLLOWED = ["tutorial.md", "README.md", *(f"how-to/{page.name}" for page in (ROOT / "docs" / "how-to").glob("*.md"))]
+RUN_ELSEWHERE = {
+    "other-tools.md": {"sh", "python"},  # tests/test_other_tools.py
+    "testing.md": {"sh", "python"},  # tests/test_testing.py; what is installed there is installed
+    "sql.md": {"sql"},  # tests/test_sql.py, on both databases; what is printed there is the demo's
+    "reference.md": {"sh"},  # the examples of --help: test_commands_of_the_pages_have_the_options_that_they_are_given
 }
+BLOCKS = [block for page in PAGES for block in read_blocks(page)]
+CODE = [block for block in BLOCKS if block.language not in {"", "text", "json"}]
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +131,109 @@ def test_commands_that_the_pages_name_exist() -> None:
     }
 
     assert set() == said - set(COMMANDS)
+
+
+def name_of(page: Path) -> str:
+    """Within docs/, or from the top."""
+    return page.relative_to(ROOT / "docs" if (ROOT / "docs") in page.parents else ROOT).as_posix()
+
+
+@pytest.mark.parametrize("block", CODE, ids=str)
+def test_every_block_is_run_or_says_why_not(block: Block) -> None:
+    """By following its page, by the test that it names, or not at all and for a reason."""
+    name = name_of(block.page)
+    followed = name in FOLLOWED and (block.language in {"sh", "python"} or "file" in block.marks)
+    named = "run by" in block.marks or "not run" in block.marks
+
+    assert followed or named or block.language in RUN_ELSEWHERE.get(name, set())
+
+
+def test_blocks_name_tests_that_exist() -> None:
+    """Where a block says which test runs it."""
+    named = [(str(block), *block.marks["run by"].split("::")) for block in BLOCKS if "run by" in block.marks]
+
+    assert [
+        (block, file, test) for block, file, test in named if f"def {test}(" not in (ROOT / file).read_text("utf-8")
+    ] == []
+
+
+def test_what_nothing_runs_is_known() -> None:
+    """Pages with blocks that need what the tests do not have, and how many: whoever adds one, adds it here."""
+    left = Counter(name_of(block.page) for block in BLOCKS if "not run" in block.marks)
+
+    assert left == {
+        "README.md": 1,  # make demo, make test: .ci/run does both
+        "benchmarks.md": 1,
+        "catalogues/README.md": 2,
+        "gvisor.md": 2,
+        "how-to/debug-a-cold-start.md": 1,
+        "how-to/plan-from-production.md": 1,
+        "how-to/roll-out.md": 1,
+        "how-to/three-routers.md": 1,
+        "metrics.md": 2,
+        "resources.md": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("said", "printed", "same"),
+    [
+        ("took 1.5 s", "took 22.75 s", True),
+        ("took 1.5 s", "took long", False),
+        ("checkpoint_1", "checkpoint_2", False),
+        ("generation 4e018087c9d1", "generation 8ef9adb1e8c3", True),
+        ("│ numpy │ 1 │", "│ numpy  │ 10 │", True),
+        ("┏━━┳━┓", "┏━━━━━┳━┓", True),
+        ("a … c", "a b c", True),
+        ("…\nlast", "first\nsecond\nlast", True),
+        ("…\nlast", "first\nlast\nmore", False),
+        ("a", "a\nb", False),
+        ("a\nb", "a", False),
+        ("", "a", False),
+    ],
+)
+def test_what_is_printed_is_what_a_page_says(said: str, printed: str, same: bool) -> None:
+    """But for numbers, ids, the width of tables, and what `…` stands for."""
+    assert prints(said, printed) is same
+
+
+def commands_of(block: Block) -> list[list[str]]:
+    """The words of each readie command in a block, up to where the shell has its own."""
+    lines = shlex.shlex(block.text.replace("\\\n", " ").replace("\n", "\n;\n"), posix=True, punctuation_chars="|&;<>()")
+    lines.whitespace_split = True
+    commands: list[list[str]] = [[]]
+    for word in lines:
+        if set(word) <= set("|&;<>()"):
+            commands.append([])
+        elif commands[-1] or re.fullmatch("readie-(pipeline|router|worker)", word):
+            commands[-1].append(word)
+    return [command for command in commands if len(command) > 1]
+
+
+def test_commands_of_the_pages_have_the_options_that_they_are_given() -> None:
+    """Each command line in a block is one that the program would take."""
+    wrong = []
+    for block in BLOCKS:
+        for program, name, *arguments in commands_of(block) if block.language in {"sh", "bash"} else ():
+            command = COMMANDS[f"{program} {name}"]
+            try:
+                command.make_parser(click.Context(command)).parse_args(arguments)
+            except click.UsageError as error:
+                wrong.append(f"{block}: {program} {name}: {error.format_message()}")
+
+    assert wrong == []
+
+
+def test_declarations_of_the_page_are_valid(tmp_path: Path) -> None:
+    """The example of resources.toml is read as the pipeline reads one."""
+    (block,) = [block for block in BLOCKS if block.language == "toml"]
+    (tmp_path / "resources.toml").write_text(block.text, encoding="utf-8")
+
+    assert list(read_resources(tmp_path / "resources.toml")) == [
+        "dataset:sklearn/iris",
+        "tokenizer:minilm",
+        "model:ranker",
+    ]
 
 
 def test_promises_of_security_name_tests_that_exist() -> None:

@@ -30,6 +30,8 @@ PACKAGES = {
     "slowbeta": f"import slowalpha, time\ntime.sleep({LOAD_S})\nvalue = slowalpha.value + 1\n",
     "slowgamma": f"import time\ntime.sleep({LOAD_S})\nvalue = 5\n",
 }
+#: What measuring more often and fitting alpha would add is tested where they are.
+SHORT = ("--repeats", "1", "--max-repeats", "1", "--alpha", "0.0001")
 CORPUS = {
     "one.py": "import slowalpha\n",
     "two.py": "import slowbeta\n",
@@ -63,7 +65,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (corpus / name).write_text(source)
     command = [str(BIN / "readie-pipeline"), "generation", "--rootfs", str(rootfs), "--out", str(folder / "out")]
     done = subprocess.run(
-        [*command, "--runtime", "fork", "--repeats", "1", "--max-checkpoints", "4", str(corpus)],
+        [*command, "--runtime", "fork", *SHORT, "--max-checkpoints", "4", str(corpus)],
         capture_output=True,
         text=True,
         check=False,

@@ -31,6 +31,7 @@ PROBLEMS = [
     "RemoteError",
     "ResultTooLarge",
     "RouterNotTrusted",
+    "RouterStopping",
     "RouterUnreachable",
     "SandboxFailed",
     "SessionBusy",

@@ -12,6 +12,7 @@ import threading
 import time
 from base64 import b64encode
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ ROOT = Path(__file__).parent.parent
 #: The agent as it is, but that it reports more often: so that it is missed sooner.
 AGENT = "import worker.agent; worker.agent.REPORT_S = 0.5; from worker.cli import main; main()"
 ROUTER = "from app.cli import main; main()"
-SETTINGS = {"SWEEP_INTERVAL": "0.3", "ACCEPT_TIMEOUT": "60"}  #: Moves the clock of one process.
+SETTINGS = {"SWEEP_INTERVAL": "0.3", "ACCEPT_TIMEOUT": "60"}
+#: Moves the clock of one process.
 FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
 
 Process = subprocess.Popen[bytes]
@@ -283,6 +285,23 @@ def test_the_router_of_an_embedded_database_is_killed(embedded: Faults) -> None:
         assert call.result() == "a"
         assert remote(count, session_id="s")() == 2
     assert faults.started() == ["a"]
+    router[0].terminate()
+    router[0].wait()
+    faults.check()
+
+
+def test_a_router_stops_while_a_call_waits_for_a_worker(embedded: Faults) -> None:
+    """The client sends the call again, and the router that comes next places it."""
+    faults, router = embedded, embedded.router()
+    with at(router[1]), ThreadPoolExecutor(1) as waiting:
+        answer = waiting.submit(remote(count, queue_timeout=60))
+        time.sleep(1)
+        router[0].terminate()
+        router[0].wait()
+        router = faults.again(router)
+        faults.worker(router[1], "one")
+
+        assert answer.result(60) == 1
     router[0].terminate()
     router[0].wait()
     faults.check()

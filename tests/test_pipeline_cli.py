@@ -77,7 +77,19 @@ def generated(
 ) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """The work folder that `generation` left, as a process of its own, and what it said."""
     out = tmp_path_factory.mktemp("generation")
-    arguments = ["generation", "--rootfs", rootfs, "--out", out, "--repeats", "1", *SHORT, examples]
+    arguments = [
+        "generation",
+        "--rootfs",
+        rootfs,
+        "--out",
+        out,
+        "--repeats",
+        "1",
+        "--max-repeats",
+        "1",
+        *SHORT,
+        examples,
+    ]
     command = [sys.executable, "-m", "pipeline.cli", *map(str, arguments)]
     root = Path(__file__).parents[1]
     return out, subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
@@ -113,7 +125,20 @@ class TestAllOfIt:
         """Everything is there already; `--json` gives the same facts."""
         names = ["corpus.jsonl", "measurements.parquet", "plan.json", "catalogue.json", "manifest.json"]
         before = [(out / name).read_bytes() for name in names]
-        done = command("generation", "--rootfs", rootfs, "--out", out, "--repeats", 1, *SHORT, "--json", examples)
+        done = command(
+            "generation",
+            "--rootfs",
+            rootfs,
+            "--out",
+            out,
+            "--repeats",
+            1,
+            "--max-repeats",
+            1,
+            *SHORT,
+            "--json",
+            examples,
+        )
 
         assert done.code == 0, done.err
         assert [(out / name).read_bytes() for name in names] == before
@@ -127,7 +152,7 @@ class TestAllOfIt:
         catalogue = (out / "catalogue.json").read_bytes()
         steps = [
             ("corpus", "--out", out, "--json", examples),
-            ("analyze", "--out", out, "--rootfs", rootfs, "--repeats", 1, "--json"),
+            ("analyze", "--out", out, "--rootfs", rootfs, "--repeats", 1, "--max-repeats", 1, "--json"),
             ("capture", "--out", out, *SHORT, "--json"),
         ]
         done = [command(*step) for step in steps]

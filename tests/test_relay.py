@@ -1,9 +1,10 @@
 """Wake-ups across routers: what is written by one wakes the long polls of another."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 import httpx
@@ -11,10 +12,10 @@ import pytest
 from litestar.testing import TestClient
 from sqlalchemy import text
 
-from app import waiting
+import app.database
+from app import relay, waiting
 from app.application import create_app
 from app.database import Database, open_database
-from app.relay import MOST_BYTES, _notices
 from app.settings import RouterSettings
 from tests.test_api import CALL, RESULT, STATUS
 
@@ -106,8 +107,20 @@ def test_the_url_may_have_options_of_its_own(database_url: str) -> None:
 def test_notices_fit(kind: str) -> None:
     """PostgreSQL carries less than 8,000 bytes; every topic is told, with who tells it."""
     topics = dict.fromkeys(f"worker:{'w' * 100}{number}" for number in range(200))
-    notices = list(_notices("me", topics))
+    notices = list(relay._notices("me", topics))
 
-    assert max(map(len, notices)) < MOST_BYTES + 130
+    assert max(map(len, notices)) < relay.MOST_BYTES + 130
     assert [notice.split("\n")[0] for notice in notices] == ["me"] * len(notices)
     assert [topic for notice in notices for topic in notice.split("\n")[1:]] == list(topics)
+
+
+def test_it_ends_without_waiting_to_hear_of_another(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A router that stops tells itself, and waits for nothing else."""
+    monkeypatch.setattr(app.database, "LISTEN_SECONDS", 600.0)
+    monkeypatch.setattr(relay, "STOP_SECONDS", 30.0)
+    with closing(open_database(database_url)) as database, relay.relaying(database, waiting.WakeUps()):
+        listening = [thread for thread in threading.enumerate() if thread.name in ("hear", "tell")]
+        time.sleep(0.3)  # until it listens
+
+    assert len(listening) == 2
+    assert not any(thread.is_alive() for thread in listening)

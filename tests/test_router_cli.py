@@ -83,7 +83,9 @@ def filled(database: Database, database_url: str) -> str:
 # ---- what commands print ----
 
 
-@pytest.mark.parametrize("command", ["serve", "upgrade", "import", "activate", "explain", "catalogues", "workers"])
+@pytest.mark.parametrize(
+    "command", ["serve", "upgrade", "import", "activate", "explain", "catalogues", "workers", "doctor"]
+)
 def test_every_command_has_help_with_an_example(cli: Any, command: str) -> None:
     """A sentence, the options with their environment variables, an example."""
     run = cli(command, "--help", COLUMNS="200")
@@ -130,6 +132,30 @@ def test_json_is_the_answer_of_the_api(cli: Any, filled: str) -> None:
     }
     assert [each["flavor"] for each in json.loads(cli("catalogues", "--json").out)] == ["cpu"]
     assert [each["worker_id"] for each in json.loads(cli("workers", "--json").out)] == ["w"]
+
+
+def test_what_was_changed_is_told_as_json(cli: Any, database: Database, database_url: str, tmp_path: Path) -> None:
+    """The answers are those of the API, with warnings in them; stderr stays empty."""
+    database.close()
+    upgraded = cli("upgrade", "--json", DATABASE_URL=database_url)
+    imported = cli("import", "--json", str(write(tmp_path / "cpu.json", make_worked_example())))
+    sha256 = json.loads(imported.out)["sha256"]
+    activated = cli("activate", "--json", sha256)
+
+    assert json.loads(upgraded.out)["before"] == json.loads(upgraded.out)["revision"]
+    assert len(json.loads(imported.out)["warnings"]) == 1
+    assert json.loads(activated.out)["active"] is True
+    assert json.loads(activated.out)["checkpoints"] == 3
+
+
+def test_doctor_answers_for_scripts(cli: Any, filled: str) -> None:
+    """Warnings end with 0, failures with 1; both as JSON."""
+    well = cli("doctor", "--json", ROUTER_PORT="0", DATABASE_URL=filled)
+    ill = cli("doctor", "--json", ROUTER_PORT="0", DATABASE_URL=filled, CATALOGUE_DIR="/no/such")
+
+    assert (well.code, ill.code) == (0, 1)
+    assert {each["name"]: each["state"] for each in json.loads(well.out)}["schema"] == "ok"
+    assert {each["name"]: each["state"] for each in json.loads(ill.out)}["catalogue files"] == "failed"
 
 
 def test_lists_are_tables(cli: Any, filled: str) -> None:
@@ -211,6 +237,9 @@ def test_upgrade_brings_the_schema(cli: Any, empty_database_url: str) -> None:
         (["import", "nowhere.json"], {}, 2, "nowhere.json"),
         (["import", "."], {}, 2, ".: it is not a file"),
         (["import", "pyproject.toml", "--router", "nonsense"], {}, 2, "no such file"),
+        (["export", "nowhere.json", "x.duckdb"], {}, 2, "nowhere.json: no such file"),
+        (["export", "nowhere.json", "."], {}, 2, ". is there already"),
+        (["export", "nowhere.json", "no/such.duckdb"], {}, 2, "there is no folder no"),
         (["activate"], {}, 2, "Missing argument"),
         (["activate", "short"], {}, 2, "'short' is not a SHA-256"),
         (["activate", "0" * 64, "--flavor", "tpu"], {}, 2, "'tpu' is not a flavor"),

@@ -305,7 +305,7 @@ def test_every_command_has_a_sentence_and_an_example() -> None:
     names = [str(command.name or command.callback.__name__) for command in app.registered_commands if command.callback]
     overview = worker("--help").stdout
 
-    assert set(names) == {"describe", "probe", "save", "restore", "serve"}
+    assert set(names) == {"describe", "probe", "save", "restore", "serve", "doctor"}
     for command in app.registered_commands:
         assert command.callback
         assert "Example: " in (command.callback.__doc__ or "")

@@ -69,6 +69,7 @@ from worker.runtime import (
     Stop,
     Talk,
     Ties,
+    Trial,
     ended_result,
     open_sandbox,
     run_in,
@@ -83,7 +84,6 @@ SETTLE_S = 0.05  # changes that come together are reported together
 LATER_S = 1.0  # for the beginning and end of a call: its placement and result have told of them
 POLL_S = 20.0
 MAX_FAILURES = 3  # of a checkpoint; then it is no longer offered
-ACCEPT_S = 30.0  # a placement that could not be accepted for this long is left to the router
 LEAVE_S = 2.0  # how long a worker that leaves tries to say so
 FAREWELL_S = 10.0  # how long a worker that stops tries to reach a router that is away
 REAP_S = 1.0  # how often sessions are looked at
@@ -231,11 +231,7 @@ class Agent:
 
     def check_sandboxes(self) -> None:
         """Starts one sandbox, cold: a root filesystem that cannot do that ends the agent here. Raises `SandboxFailed`."""
-        try:
-            trial = try_start(self.runtime, None, python=self.python_minor, timeout=self.settings.start_timeout)
-        except StartFailed as error:
-            raise SandboxFailed(f"no sandbox can be started: {error}", "Check ROOTFS.") from error
-        self.base_memory = trial.bytes
+        self.base_memory = start_one(self.runtime, self.python_minor, self.settings.start_timeout).bytes
 
     def load_checkpoints(self) -> None:
         """Makes every checkpoint that is this worker's ready to restore, a few at a time."""
@@ -297,7 +293,7 @@ class Agent:
 
     @property
     def python_minor(self) -> str:
-        return ".".join(self.description.host.python.split(".")[:2])
+        return self.description.host.python_minor
 
     @property
     def memory_total(self) -> int | None:
@@ -511,12 +507,14 @@ class Agent:
             self.idle.notify_all()
 
     def accept(self, run: Run) -> bool:
-        """Tells the router that this worker runs the placement; False if it is not to."""
-        deadline = time.monotonic() + ACCEPT_S
+        """Tells the router that this worker runs the placement; False if it is not to.
+
+        However long the router is away: it may have accepted, and its answer got lost. Then nobody else runs the call.
+        """
         try:
             persist(
                 lambda: self.router.accept(run.placement_id, self.incarnation),
-                lambda: bool(run.stop.problem) or self.stopping.is_set() or time.monotonic() > deadline,
+                lambda: bool(run.stop.problem) or self.stopping.is_set(),
             )
         except ReadieError as error:
             log.info("placement dropped", placement_id=run.placement_id, reason=error.detail)
@@ -803,6 +801,14 @@ def lives_on(result: Result) -> bool:
     """Whether a sandbox can serve another call after this result: its executor has answered, and waits."""
     refused = {error("").type for error in (BadResult, ResultTooLarge, PythonMismatch)}
     return result.outcome in {"returned", "raised"} or (result.problem is not None and result.problem.type in refused)
+
+
+def start_one(runtime: Runtime, python: str, timeout: float) -> Trial:
+    """One cold start, as a trial. Raises `SandboxFailed`."""
+    try:
+        return try_start(runtime, None, python=python, timeout=timeout)
+    except StartFailed as error:
+        raise SandboxFailed(f"no sandbox can be started: {error}", "Check ROOTFS.") from error
 
 
 # ---- the process ----

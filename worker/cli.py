@@ -1,16 +1,9 @@
 """`readie-worker`: the agent, and what the pipeline needs of a worker: describe, probe, save, restore."""
 
-import fcntl
 import os
 import shutil
-import signal
-import stat
 import statistics
 import sys
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 from uuid import uuid4
@@ -18,18 +11,15 @@ from uuid import uuid4
 import msgspec
 import typer
 
-from readie.command_line import run_command_line
+from readie.command_line import JsonOption, add_version, print_json, report_checks, run_command_line
 from readie.errors import BadFile, BadRequest, UsageError
-from readie.flavor import Flavor, check_gpu, parse_flavor
+from readie.flavor import Flavor, parse_flavor
 from readie.manifest import read_spec
 from readie.units import parse_size
-from worker.host import open_runtime
+from worker.host import opened
 from worker.measure import ProbeRequest, measure
-from worker.runsc import Options, remove_leftovers
-from worker.runtime import Runtime, SaveFailed, StartFailed, try_start
-
-PREFIX = "readie-worker-"  # of the folders of commands
-YOUNG_S = 10.0  # a folder that new may not be locked yet
+from worker.runsc import Options
+from worker.runtime import SaveFailed, StartFailed, try_start
 
 app = typer.Typer(
     name="readie-worker",
@@ -38,6 +28,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+add_version(app, "readie-worker")
 
 RootfsOption = Annotated[
     Path, typer.Option("--rootfs", envvar="ROOTFS", help="The root filesystem: a folder with its own bin/python.")
@@ -51,54 +42,7 @@ CheckpointsOption = Annotated[
 FlavorOption = Annotated[
     str, typer.Option("--flavor", envvar="WORKER_FLAVOR", help="What sandboxes are made for: cpu, or gpu.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 TimeoutOption = Annotated[float, typer.Option("--timeout", min=0.01, help="Seconds that importing may take.")]
-
-
-@contextmanager
-def opened(name: str, rootfs: Path, flavor: str) -> Iterator[Runtime]:
-    """A runtime with a folder of its own, for one command. Raises `NeedsGpu` where there is no GPU for flavor gpu."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that nothing is left running
-    options = Options(flavor=parse_flavor(flavor))
-    check_gpu(options.flavor)
-    sweep()
-    with tempfile.TemporaryDirectory(prefix=PREFIX) as folder, held(Path(folder)):
-        runtime = open_runtime(name, rootfs, Path(folder), options)
-        try:
-            yield runtime
-        finally:
-            runtime.close()
-
-
-@contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Locks a command's folder as long as the command runs."""
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
-
-
-def sweep() -> None:
-    """Ends and removes what commands of this user left behind that were killed: sandboxes of gVisor outlive them."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        try:
-            status = folder.lstat()
-            young = time.time() - status.st_mtime < YOUNG_S
-            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or young:
-                continue
-            lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove_leftovers(folder)
-        except OSError:
-            pass  # its command still runs
-        finally:
-            os.close(lock)
 
 
 def check_same_flavor(flavor: Flavor, given: str) -> None:
@@ -115,10 +59,10 @@ def describe(
 
     Example: readie-worker describe --rootfs rootfs --json
     """
-    with opened(runtime, rootfs, flavor) as running:
+    with opened(runtime, rootfs, Options(flavor=parse_flavor(flavor))) as running:
         description = running.describe()
     if as_json:
-        print(msgspec.json.encode(description).decode())
+        print_json(description)
         return
     for field, value in msgspec.structs.asdict(description.host).items():
         print(f"{field:16} {value}")
@@ -142,7 +86,7 @@ def probe(
     """
     limit = parse_size(memory)
     warned = False
-    with opened(runtime, rootfs, flavor) as running:
+    with opened(runtime, rootfs, Options(flavor=parse_flavor(flavor))) as running:
         running.describe()  # a root filesystem that cannot run the probe is one error, not one a request
         for line in sys.stdin.buffer:
             if not line.strip():
@@ -181,7 +125,7 @@ def save(
     wanted = read_spec(spec)
     check_same_flavor(wanted.flavor, flavor)
     generation = checkpoint_dir / wanted.generation
-    with opened(runtime, rootfs, flavor) as running:
+    with opened(runtime, rootfs, Options(flavor=parse_flavor(flavor))) as running:
         generation.mkdir(parents=True, exist_ok=True)
         aside = generation / f".{wanted.checkpoint_id}.{uuid4().hex[:8]}.partial"
         try:
@@ -195,7 +139,7 @@ def save(
             shutil.rmtree(aside, ignore_errors=True)
     if as_json:
         answer = {"ok": True, "checkpoint_id": wanted.checkpoint_id, **msgspec.structs.asdict(saved)}
-        print(msgspec.json.encode(answer).decode())
+        print_json(answer)
     else:
         print(f"{wanted.checkpoint_id}: {saved.measured_mb:.1f} MB in {saved.seconds:.2f} s")
 
@@ -203,7 +147,7 @@ def save(
 def fail(as_json: bool, failure: dict[str, Any], text: str) -> NoReturn:
     """Ends a command that ran and did not succeed."""
     if as_json:
-        print(msgspec.json.encode({"ok": False, "failure": failure}).decode())
+        print_json({"ok": False, "failure": failure})
     print(f"readie-worker: {text}", file=sys.stderr)
     raise typer.Exit(1)
 
@@ -237,8 +181,8 @@ def restore(
         check_same_flavor(spec.flavor, flavor)
         if spec.key != (generation, checkpoint):
             raise BadFile(f"{place / 'checkpoint.json'} is {spec.checkpoint_id} of generation {spec.generation}")
-    with opened(runtime, rootfs, flavor) as running:
-        python = ".".join(running.describe().host.python.split(".")[:2])
+    with opened(runtime, rootfs, Options(flavor=parse_flavor(flavor))) as running:
+        python = running.describe().host.python_minor
         seconds = []
         try:
             if spec:
@@ -249,7 +193,7 @@ def restore(
         except StartFailed as error:
             fail(as_json, {"kind": "no-result", "detail": str(error)}, str(error))
     if as_json:
-        print(msgspec.json.encode({"ok": True, "seconds": seconds}).decode())
+        print_json({"ok": True, "seconds": seconds})
     else:
         print(f"median {statistics.median(seconds):.4f} s of {len(seconds)}: {', '.join(f'{s:.4f}' for s in seconds)}")
 
@@ -267,6 +211,19 @@ def serve() -> None:
     from worker.agent import serve as run_agent
 
     run_agent(os.environ)
+
+
+@app.command()
+def doctor(as_json: JsonOption = False) -> None:
+    """Look at all that `serve` needs, and say how to mend it; exit code 1 if something fails. It changes nothing.
+
+    It reads the settings that `serve` reads, starts one sandbox and ends it, and asks the router.
+
+    Example: ROOTFS=rootfs CHECKPOINT_DIR=checkpoints readie-worker doctor
+    """
+    from worker.doctor import examine
+
+    report_checks(examine(os.environ), as_json=as_json)
 
 
 def main() -> None:

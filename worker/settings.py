@@ -24,7 +24,7 @@ def default_worker_id() -> str:
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What `readie-worker serve` reads."""
 
-    rootfs: str  # the root filesystem: a folder with its own bin/python
+    rootfs: Annotated[str, msgspec.Meta(description="a folder with its own bin/python")]  # the root filesystem
     router_url: RouterUrl = DEFAULT_ROUTER_URL  # the router that this worker offers itself to
     worker_token: str = ""  # what the router's WORKER_TOKEN is
     router_ca: str | None = None  # for an https router: a file of certificates (PEM) to trust alone

@@ -30,6 +30,7 @@ from readie.errors import (
     PayloadTooLarge,
     PlacementError,
     ReadieError,
+    RouterStopping,
     SessionBusy,
     UnknownCall,
 )
@@ -95,7 +96,8 @@ async def place(
 async def _wait_to_place(serving: Serving, asked: Asked) -> CallPlaced:
     """Places a call when it is its turn in its session, and there is room for it.
 
-    Raises what `place_calls` answers, `SessionBusy`, `NoCapacity` and `NoWorkers` when the time for that is over.
+    Raises what `place_calls` answers, `SessionBusy`, `NoCapacity` and `NoWorkers` when the time for that is over, and
+    `RouterStopping` when this process ends before.
     """
 
     async def try_to_place() -> CallPlaced | NoWorkers | NoCapacity | SessionBusy:
@@ -116,6 +118,8 @@ async def _wait_to_place(serving: Serving, asked: Asked) -> CallPlaced:
         if isinstance(answer, CallPlaced):
             return answer
         if isinstance(answer, refusals):
+            if serving.wake_ups.closed and time.monotonic() < began_at + seconds:
+                raise RouterStopping("the call was waiting, and was not placed")
             raise answer
     raise AssertionError("a cycle does not end")
 

@@ -1,0 +1,242 @@
+"""The wheel and the source distribution: what is in them, and that each works alone, from the built file."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from collections.abc import Mapping
+from datetime import date
+from email import message_from_bytes
+from email.message import Message
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("readie", "app", "migrations", "pipeline", "worker")
+CLIENT = {"cloudpickle", "httpx", "msgspec", "packaging", "rich"}
+
+
+def run(*command: object, cwd: Path = ROOT, **environ: str) -> "subprocess.CompletedProcess[str]":
+    """A command with nothing of this checkout on its path."""
+    environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(cwd)} | environ
+    return subprocess.run([*map(str, command)], cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+
+def build(source: Path, into: Path, *targets: str) -> list[Path]:
+    done = run(sys.executable, "-m", "hatchling", "build", "-d", into, *targets, cwd=source)
+    assert done.returncode == 0, done.stderr
+    return sorted(into.iterdir())
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The source distribution and the wheel of this checkout, as `make build` makes them."""
+    wheel, sdist = sorted(build(ROOT, tmp_path_factory.mktemp("dist")), key=lambda path: path.suffix, reverse=True)
+    return sdist, wheel
+
+
+@pytest.fixture(scope="module")
+def metadata(built: tuple[Path, Path]) -> Message:
+    """What the wheel says of itself."""
+    with zipfile.ZipFile(built[1]) as wheel:
+        (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+        return message_from_bytes(wheel.read(name))
+
+
+def files_of(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as file:
+        return {name for name in file.namelist() if ".dist-info/" not in name}
+
+
+def test_the_wheel_has_every_file_of_the_packages_and_no_other(built: tuple[Path, Path]) -> None:
+    """SQL, pages, `py.typed` and migrations too; alembic's settings lie beside these."""
+    here = {
+        str(path.relative_to(ROOT))
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+    assert {"readie/py.typed", "app/sql/scoring.sql", "pipeline/report.html"} <= here
+    assert files_of(built[1]) == here | {"migrations/alembic.ini"}
+
+
+def test_the_wheel_asks_for_no_more_than_the_client_needs(metadata: Message) -> None:
+    """Everything else belongs to an extra."""
+    requirements = [Requirement(text) for text in metadata.get_all("Requires-Dist", [])]
+
+    assert {each.name for each in requirements if each.marker is None} == CLIENT
+    assert set(metadata.get_all("Provides-Extra", [])) == {"document", "router", "pipeline", "worker", "all"}
+
+
+@pytest.fixture(scope="module")
+def source(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is in the source distribution, unpacked."""
+    folder = tmp_path_factory.mktemp("source")
+    with tarfile.open(built[0]) as sdist:
+        sdist.extractall(folder, filter="data")
+    (found,) = folder.iterdir()
+    return found
+
+
+def test_the_source_distribution_builds_the_same_wheel(built: tuple[Path, Path], source: Path, tmp_path: Path) -> None:
+    """Without git, and with the same version."""
+    (again,) = build(source, tmp_path, "-t", "wheel")
+
+    assert again.name == built[1].name
+    assert files_of(again) == files_of(built[1])
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
+def test_the_version_is_the_last_tag_s(source: Path, tmp_path: Path) -> None:
+    """Of a commit with a tag it is the tag; a copy without git has one too."""
+    copy = tmp_path / "copy"
+    shutil.copytree(source, copy)
+    (copy / "PKG-INFO").unlink()
+    git = ["git", "-c", "user.name=Tests", "-c", "user.email=tests@localhost", "-c", "commit.gpgsign=false"]
+    without = run(sys.executable, "-m", "hatchling", "version", cwd=copy)
+    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "All"], ["tag", "v1.2.3"]):
+        done = run(*git, *command, cwd=copy)
+        assert done.returncode == 0, done.stderr
+    tagged = run(sys.executable, "-m", "hatchling", "version", cwd=copy)
+
+    assert (without.returncode, without.stdout.strip()) == (0, "0.1.dev0")
+    assert (tagged.returncode, tagged.stdout.strip()) == (0, "1.2.3")
+
+
+# ---- installed alone ----
+
+
+def closure(requirements: list[Requirement]) -> set[str]:
+    """The distributions that an installer would bring for these requirements, by canonical name."""
+    found: set[str] = set()
+    seen: set[tuple[str, frozenset[str]]] = set()
+    waiting = [(each.name, frozenset(each.extras)) for each in requirements]
+    while waiting:
+        name, extras = waiting.pop()
+        if (name, extras) in seen:
+            continue
+        seen.add((name, extras))
+        found.add(canonicalize_name(name))
+        for text in distribution(name).requires or []:
+            needed = Requirement(text)
+            marker = needed.marker
+            if marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+                waiting.append((needed.name, frozenset(needed.extras)))
+    return found
+
+
+def make_environment(folder: Path, metadata: Message, *extras: str) -> Path:
+    """The packages' folder of a new environment with exactly what the wheel asks for with these extras, and not the wheel.
+
+    They are linked to from here, in the locked versions: so no network is used, and nothing else can be imported.
+    """
+    venv.create(folder, symlinks=True)
+    site = next(folder.glob("lib/python3*/site-packages"))
+    requirements = [Requirement(text) for text in metadata.get_all("Requires-Dist", [])]
+    names = set(extras)
+    for each in requirements:  # extras of readie's own name other extras of it
+        if each.marker is not None and any(each.marker.evaluate({"extra": extra}) for extra in extras):
+            names |= each.extras if each.name == "readie" else set()
+    wanted = [
+        each
+        for each in requirements
+        if each.name != "readie"
+        and (each.marker is None or any(each.marker.evaluate({"extra": name}) for name in names))
+    ]
+    for name in closure(wanted):
+        found = distribution(name)
+        for top in {file.parts[0] for file in found.files or [] if file.parts[0] not in {"..", "__pycache__"}}:
+            if not (site / top).exists():
+                (site / top).symlink_to(Path(str(found.locate_file(top))))
+    return site
+
+
+@pytest.fixture(scope="module")
+def client(built: tuple[Path, Path], metadata: Message, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment with the client alone, as pip installs it."""
+    folder = tmp_path_factory.mktemp("client")
+    make_environment(folder, metadata)
+    pip = [sys.executable, "-m", "pip", "--python", folder, "--quiet", "--disable-pip-version-check"]
+    done = run(*pip, "install", "--no-index", "--no-compile", built[1], cwd=folder)  # refuses what would be missing
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "bin" / "python"
+
+
+def test_the_client_alone_can_be_used(client: Path, metadata: Message, tmp_path: Path) -> None:
+    """It knows its version, and a call gets as far as to look for a router."""
+    program = """
+from readie import RouterUnreachable, remote
+from readie.version import this_version
+try:
+    remote(len)("abc")
+except RouterUnreachable:
+    print(this_version())
+"""
+    done = run(client, "-c", program, cwd=tmp_path, ROUTER_URL="http://127.0.0.1:1")
+
+    assert (done.returncode, done.stdout.strip()) == (0, metadata["Version"]), done.stderr
+
+
+@pytest.mark.parametrize("part", ["router", "pipeline", "worker"])
+def test_the_client_alone_says_what_a_command_lacks(client: Path, part: str, tmp_path: Path) -> None:
+    """The extra's name, and no traceback."""
+    done = run(client.with_name(f"readie-{part}"), "--version", cwd=tmp_path)
+
+    assert done.returncode == 1
+    assert re.fullmatch(rf"readie-{part}: \w+ is not installed. Run pip install 'readie\[{part}\]'\n", done.stderr)
+
+
+#: What each part does with its extra alone: modules with their arguments, each with a part of what it prints.
+USES: Mapping[str, list[tuple[str, str]]] = {
+    "router": [
+        ("app upgrade --database duckdb:///made.duckdb", "up to date"),
+        ("alembic -c {site}/migrations/alembic.ini current", "(head)"),
+    ],
+    "pipeline": [("pipeline corpus example.py", "1 import sets")],
+    "worker": [("worker describe --rootfs environment", "python ")],
+}
+
+
+@pytest.mark.parametrize("part", USES)
+def test_each_part_works_with_its_extra_alone(part: str, client: Path, metadata: Message, tmp_path: Path) -> None:
+    """From what the wheel has installed, far from any checkout."""
+    site = make_environment(tmp_path / "environment", metadata, part)
+    for path in next(client.parents[1].glob("lib/python3*/site-packages")).iterdir():
+        if path.name in PACKAGES or path.name.startswith("readie-"):
+            (site / path.name).symlink_to(path)
+    (tmp_path / "example.py").write_text("import numpy\n")
+    for command, said in USES[part]:
+        arguments = command.format(site=site).split()
+        python = tmp_path / "environment" / "bin" / "python"
+        done = run(python, "-m", *arguments, cwd=tmp_path, DATABASE_URL="duckdb:///made.duckdb")
+
+        assert done.returncode == 0, done.stderr
+        assert said in done.stdout
+
+
+# ---- the changelog ----
+
+
+def test_the_changelog_is_kept() -> None:
+    """Unreleased comes first, then versions with their dates, the latest first, each with sections that are known."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    first, *headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    released = [re.fullmatch(r"\[(\S+)\] - (\d{4}-\d\d-\d\d)", heading) for heading in headings]
+    versions = [Version(match[1]) for match in released if match]
+
+    assert first == "[Unreleased]"
+    assert len(versions) == len(headings)
+    assert versions == sorted(versions, reverse=True)
+    assert all(date.fromisoformat(match[2]) for match in released if match)
+    assert set(re.findall(r"^### (.*)$", text, re.MULTILINE)) <= {
+        "Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"
+    }  # fmt: skip
