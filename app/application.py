@@ -37,6 +37,7 @@ from app.api import (
     token_guard,
     workers,
 )
+from app.dashboard import make_dashboard
 from app.database import Database
 from app.groups import Groups
 from app.liveness import STALLED_SECONDS, mark_read, prune, sweep
@@ -92,6 +93,7 @@ def create_app(settings: RouterSettings, database: Database, wake_ups: WakeUps |
         accepting=Groups("accept", partial(workers.accept_together, database)),
         ending=Groups("end", partial(workers.end_together, database)),
     )
+    check_rate = rate_guard(settings.rate_limit)  # one, so that it counts the dashboard's requests with the clients'
     clients = Router(
         "/v1",
         route_handlers=[
@@ -112,7 +114,7 @@ def create_app(settings: RouterSettings, database: Database, wake_ups: WakeUps |
             workers.list_workers,
             sql.run_sql,
         ],
-        guards=[rate_guard(settings.rate_limit), token_guard(settings.auth_token)],
+        guards=[check_rate, token_guard(settings.auth_token)],
         tags=["clients"],
     )
     agents = Router(
@@ -128,7 +130,7 @@ def create_app(settings: RouterSettings, database: Database, wake_ups: WakeUps |
         security=[{}],  # no token
     )
     application = Litestar(
-        route_handlers=[clients, agents, operators],
+        route_handlers=[clients, agents, operators, make_dashboard(serving, check_rate, answer_problem)],
         guards=[check_path],
         dependencies={
             "database": Provide(lambda: database, sync_to_thread=False),

@@ -208,6 +208,16 @@ class Database:
                     raise
                 raise BadQuery(str(error).partition("\n")[0]) from error
 
+    def reader_role(self) -> str | None:
+        """The role of PostgreSQL that queries run as, which can read the views and nothing else; None: there is none.
+
+        Then a query is held by what `app.query` lets through and by its read-only transaction alone.
+        """
+        if self._is_duckdb:
+            return None
+        with self.glancing() as connection:
+            return READER if connection.exec_driver_sql(_MAY_BE_READER).scalar_one() else None
+
     def lock(self, connection: Connection, name: str) -> None:
         """Waits until no other transaction holds the lock called `name`, and holds it until this one ends."""
         if not self._is_duckdb:
@@ -400,10 +410,45 @@ def _query_postgresql(driver: Any, query: str, time_limit_s: float) -> tuple[lis
         try:
             cursor.execute("SET TRANSACTION READ ONLY")
             cursor.execute(f"SET LOCAL statement_timeout = {max(1, int(time_limit_s * 1000))}")
+            if cursor.execute(_MAY_BE_READER).fetchone()[0]:
+                cursor.execute(f"SET LOCAL ROLE {READER}")
             cursor.execute(query)
             return [each.name for each in cursor.description], cursor.fetchall()
         finally:
             driver.rollback()
+
+
+#: The role of PostgreSQL that people's queries run as. Views run with the rights of who made them, so it needs none on
+#: tables. It is one for all databases of a server: what it may read is a matter of each database.
+READER = "readie_views"
+
+# Whether this connection may become it, and it may read here: it was granted views, and they are still there.
+_MAY_BE_READER = """SELECT EXISTS (
+    SELECT 1 FROM pg_roles r
+    WHERE r.rolname = 'readie_views' AND NOT r.rolsuper AND pg_has_role(current_user, r.oid, 'MEMBER')
+        AND has_table_privilege(r.oid, to_regclass('package_costs'), 'SELECT')
+)"""
+
+# Who may not create roles goes without; a role that another database made is used. It cannot log in.
+_MAKE_READER = """DO $$ BEGIN
+    IF NOT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = 'readie_views') THEN
+        CREATE ROLE readie_views NOLOGIN;
+    END IF;
+    IF NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN
+        GRANT readie_views TO CURRENT_USER;
+    END IF;
+EXCEPTION WHEN insufficient_privilege OR duplicate_object OR unique_violation THEN NULL;
+END $$"""
+
+
+def _grant_views(connection: Connection) -> None:
+    """Has the reader's role read the views, where there is such a role or it can be made."""
+    connection.exec_driver_sql(_MAKE_READER)
+    found = connection.execute(text("SELECT 1 FROM pg_roles WHERE rolname = :role"), {"role": READER})
+    if found.first():
+        schema = connection.exec_driver_sql("SELECT quote_ident(current_schema())").scalar_one()
+        connection.exec_driver_sql(f"GRANT USAGE ON SCHEMA {schema} TO {READER}")
+        connection.exec_driver_sql(f"GRANT SELECT ON {', '.join(views())} TO {READER}")
 
 
 # What our views have in their comments, so that others' views stay when ours are dropped.
@@ -435,6 +480,8 @@ def create_views(connection: Connection) -> None:
         connection.exec_driver_sql(f"CREATE VIEW {name} AS\n{view.query}")
         comment = (_OUR_VIEW + view.about).replace("'", "''")
         connection.exec_driver_sql(f"COMMENT ON VIEW {name} IS '{comment}'")
+    if connection.dialect.name != "duckdb":
+        _grant_views(connection)
 
 
 def read_revisions(database: Database) -> tuple[str | None, str]:

@@ -19,7 +19,7 @@ from app.api.catalogues import read_summaries
 from app.api.workers import MOST_WORKERS, read_workers
 from app.application import is_loopback, missing_tokens
 from app.check import check_rows
-from app.database import POOL_SIZE, Database, ServerFacts, check_schema, open_database
+from app.database import POOL_SIZE, READER, Database, ServerFacts, check_schema, open_database
 from app.settings import RouterSettings
 from app.tls import server_certificate
 from readie.client import ClientSettings
@@ -262,6 +262,7 @@ def _look_at_postgresql(database: Database, facts: ServerFacts, ahead_s: float) 
     yield check("server", lambda: _look_at_server(facts))
     yield check("clock", lambda: _look_at_clock(ahead_s))
     yield check("rights", lambda: _look_at_rights(facts))
+    yield check("queries", lambda: _look_at_reader(database))
     yield check("connections", lambda: _look_at_connections(facts))
     yield check("notices", lambda: _look_at_notices(database))
 
@@ -296,6 +297,17 @@ def _look_at_rights(facts: ServerFacts) -> str:
     if not facts.may_create:
         raise Doubt("this role may not create tables", "Run readie-router upgrade as one that may.")
     return "this role may read, write and create tables"
+
+
+def _look_at_reader(database: Database) -> str:
+    role = database.reader_role()
+    if role is None:
+        raise Doubt(
+            f"people's queries run as the router's own role: there is no {READER} that it may become and that may read here",
+            "They are held by what is let through and by a read-only transaction all the same. docs/dashboard.md says how "
+            "to make the role.",
+        )
+    return f"people's queries run as {role}, which can read the views alone"
 
 
 def _look_at_connections(facts: ServerFacts) -> str:

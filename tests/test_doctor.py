@@ -106,7 +106,7 @@ def test_a_router_that_is_well(set_up: Mapping[str, str], kind: str) -> None:
     """Everything is looked at, and nothing fails; of PostgreSQL there is more to see."""
     found = list(examine_router(set_up))
     common = {"settings", "tokens", "TLS", "address", "database", "schema", "catalogues", "workers", "rows"}
-    of_server = {"server", "clock", "rights", "connections", "notices"} if kind == "postgresql" else set()
+    of_server = {"server", "clock", "rights", "queries", "connections", "notices"} if kind == "postgresql" else set()
     odd = {each.name: each.found for each in found if each.state != "ok"}
 
     # The documents of the tests have no projection; other tests have connections of their own.

@@ -42,6 +42,12 @@ def statement(name: str) -> TextClause:
     return text(f"/* {name} */ " + " ".join(_COMMENT.sub("", texts()[name]).split()))
 
 
+def statement_text(name: str) -> str:
+    """The statement called `name` as people read it: its lines without the comments. Raises `KeyError`."""
+    lines = texts()[name].splitlines()
+    return "\n".join(line for line in lines if not line.startswith("--"))
+
+
 @cache
 def declared_parameters(name: str) -> dict[str, str]:
     """Parameter → SQL type, as the statement's `-- parameters:` lines declare them."""

@@ -1,0 +1,612 @@
+"""The dashboard (DESIGN §7): what its pages say, who may see them, and that they are safe whatever is in the tables."""
+
+import asyncio
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from html import unescape
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psycopg
+import pytest
+from litestar.testing import TestClient
+from psycopg import sql
+from sqlalchemy import event, make_url
+
+from app.application import create_app
+from app.catalogue import import_catalogue
+from app.dashboard.catalogue import read_savings
+from app.dashboard.charts import plot, slope_of, stack, ticks
+from app.dashboard.cluster import ClusterWatch
+from app.dashboard.explain import find_modules
+from app.dashboard.render import HEADERS, STATIC, static_url
+from app.dashboard.sign_in import COOKIE, LIFETIME, make_pass
+from app.dashboard.sql import list_questions, write_csv
+from app.database import READER, Database, migrate, open_database
+from app.query import run_query
+from app.settings import RouterSettings
+from app.waiting import WakeUps
+from readie.errors import BadQuery, BadRequest
+from readie.wire import SqlAnswer, SqlRequest
+from tests.catalogues import make_checkpoint, make_document, make_item, make_worked_example, read
+from tests.conftest import Cluster
+
+TOKEN = "the token of clients"
+PAGES = ["/", "/calls", "/catalogue", "/explain", "/sql"]
+HOSTILE = "<script>alert(1)</script>"
+STATUS: dict[str, Any] = {
+    "flavor": "cpu",
+    "state": "ready",
+    "python": "3.11.7",
+    "runtime": "fork",
+    "memory_total": 8 * 10**9,
+}
+CALL: dict[str, Any] = {"payload": "", "python": "3.11", "function": "train", "modules": ["pandas.DataFrame"]}
+ENDED: dict[str, Any] = {
+    "outcome": "returned",
+    "payload": "dmFsdWU=",
+    "started": {"how": "restored", "checkpoint_id": "B"},
+    "phases": {"queue": 0.001, "restore": 0.31, "install": 0.0, "imports": 0.02, "ready": 0.34, "run": 1.5},
+}
+
+
+def fill(client: httpx.Client, database: Database) -> str:
+    """A catalogue, a worker that holds it, and a call that was restored and has ended: the call's id."""
+    import_catalogue(database, read(make_worked_example(alpha=0.006)))
+    generation = client.get("/v1/catalogues/cpu").json()["generation"]
+    held = {"generation": generation, "checkpoint_ids": ["A", "B", "C"], "restore_fixed": 0.05, "cold_fixed": 0.2}
+    assert client.put("/v1/workers/w", json=STATUS | {"generations": [held]}).status_code == 204
+    placed = client.post("/v1/calls", json=CALL).json()
+    placement = f"/v1/placements/{placed['placement']['placement_id']}"
+    assert client.post(f"{placement}/accept", params={"worker_id": "w"}).status_code == 204
+    assert client.put(f"{placement}/result", json=ENDED).status_code == 200
+    return str(placed["call_id"])
+
+
+def words(page: str) -> str:
+    """What a page says, without its markup."""
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", page)).split())
+
+
+@pytest.fixture(scope="module")
+def filled(duckdb_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Client, str]]:
+    """A client of a router without tokens, and the id of the call that it has had."""
+    path = tmp_path_factory.mktemp("dashboard") / "readie.duckdb"
+    shutil.copyfile(duckdb_template, path)
+    with closing(open_database(f"duckdb:///{path}")) as database:
+        app = create_app(RouterSettings(worker_ttl=3600), database)
+        with TestClient(app, raise_server_exceptions=False) as client:
+            yield client, fill(client, database)
+
+
+@pytest.fixture(scope="module")
+def client(filled: tuple[httpx.Client, str]) -> httpx.Client:
+    return filled[0]
+
+
+@pytest.fixture(scope="module")
+def start_locked(
+    duckdb_template: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., TestClient[Any]]]:
+    """Starts routers that want a token, over one database."""
+    path = tmp_path_factory.mktemp("locked") / "readie.duckdb"
+    shutil.copyfile(duckdb_template, path)
+    with closing(open_database(f"duckdb:///{path}")) as database:
+
+        def start(**changes: Any) -> TestClient[Any]:
+            settings = RouterSettings(auth_token=TOKEN, worker_token="agents", **changes)
+            return TestClient(create_app(settings, database), raise_server_exceptions=False)
+
+        yield start
+
+
+@pytest.fixture(scope="module")
+def one_locked(start_locked: Callable[..., TestClient[Any]]) -> Iterator[TestClient[Any]]:
+    with start_locked() as client:
+        yield client
+
+
+@pytest.fixture
+def locked(one_locked: TestClient[Any]) -> TestClient[Any]:
+    """A browser without cookies at a router that wants a token."""
+    one_locked.cookies.clear()
+    return one_locked
+
+
+class TestPages:
+    """Each page answers what docs/dashboard.md says of it, on both databases."""
+
+    def test_pages_say_what_the_tables_have(self, database: Database) -> None:
+        """A worker, a call with its phases and its reason, the catalogue with its fit, a ranking."""
+        with TestClient(create_app(RouterSettings(), database), raise_server_exceptions=False) as client:
+            call_id = fill(client, database)
+            catalogue = client.get("/v1/catalogues/cpu").json()["sha256"]
+            said = {
+                path: words(answer.text)
+                for path in [
+                    *PAGES,
+                    f"/calls/{call_id}",
+                    f"/catalogue/items?catalogue={catalogue}&wanted=p",
+                    "/explain?asked=pandas+unknown",
+                ]
+                if (answer := client.get(path)).status_code == 200
+            }
+
+        assert "1 ready" in said["/"]
+        assert "0 B of 8 GB" in said["/"]
+        assert "train finished w B restored 0.53 s 0.34 s" in said["/calls"]
+        call = said[f"/calls/{call_id}"]
+        assert "It was to start from B (80 MB): the cheapest start" in call
+        assert "it costs 0.48 s, a cold start 0.70 s: 0.22 s less" in call
+        assert "fixed part: 50.0 ms size of the checkpoint: 0.48 s imports that it lacks: 0 s" in call
+        assert "restore: 0.31 s installing packages: 0 s imports: 20.0 ms rest: 10.0 ms" in call
+        assert "function 0.34 s 1.50 s" in call
+        assert "pandas.DataFrame pandas" in call
+        assert "3 items, 1 distributions, 3 checkpoints" in said["/catalogue"]
+        # measured 0.34 s less what the checkpoint lacked; predicted 0.05 s and 0.006 s for each of 80 MB
+        assert "B 80 MB 1 0.53 s 0.34 s" in said["/catalogue"]
+        assert "2 items match" in said[f"/catalogue/items?catalogue={catalogue}&wanted=p"]
+        assert "pandas dist 0.50 s 0.70 s 1 MB 2" in said[f"/catalogue/items?catalogue={catalogue}&wanted=p"]
+        explained = said["/explain?asked=pandas+unknown"]
+        assert "B wins It costs 0.48 s: 0.48 s for its size and 0 s for what it lacks" in explained
+        assert "unknown none: it counts nowhere" in explained
+        assert "2 items are needed, each once" in explained
+        assert "Which packages cost most?" in said["/sql"]
+        assert "package_costs" in said["/sql"]
+
+    @pytest.mark.parametrize("kind", ["duckdb"], indirect=True)
+    def test_pages_of_an_empty_router_say_how_to_begin(self, database: Database) -> None:
+        """Nothing is there: every page answers, and says so."""
+        with TestClient(create_app(RouterSettings(), database)) as client:
+            said = {path: words(client.get(path).text) for path in [*PAGES, "/explain?asked=numpy"]}
+
+        assert "No worker has reported" in said["/"]
+        assert "No call matches" in said["/calls"]
+        assert "No catalogue is imported" in said["/catalogue"]
+        assert "No catalogue: cold" in said["/explain?asked=numpy"]
+
+    @pytest.mark.parametrize(
+        ("asked", "is_found"),
+        [
+            ("wanted=TRAI", True),
+            ("wanted={call_id}", True),
+            ("wanted=w", True),
+            ("wanted=B", True),
+            ("wanted=tra_n", False),
+            ("wanted=tra%25", False),
+            ("module=pandas", True),
+            ("module=pandas.DataFrame", True),
+            ("module=pand", False),
+            ("state=finished&flavor=cpu&started=restored", True),
+            ("state=failed", False),
+            ("flavor=gpu", False),
+            ("started=cold", False),
+            ("state=&flavor=&started=&wanted=", True),
+            ("skip=1", False),
+        ],
+    )
+    def test_calls_are_found(self, filled: tuple[httpx.Client, str], asked: str, is_found: bool) -> None:
+        """By a part of the name, by whole ids, by module or item, by state, flavor and start; nothing is a pattern."""
+        client, call_id = filled
+        answer = client.get("/calls?" + asked.format(call_id=call_id))
+
+        assert answer.status_code == 200
+        assert (f"/calls/{call_id}" in answer.text) is is_found
+
+    def test_what_was_pasted_is_explained(self, client: httpx.Client) -> None:
+        """Code is looked at for its imports, and the page that asks again gets the explanation alone."""
+        code = "import pandas as pd\nimport json\n\ndef f():\n    import torch\n"
+        part = client.post("/explain", data={"asked": code}, headers={"HX-Request": "true"})
+        whole = client.post("/explain", data={"asked": code})
+
+        assert "Imports found" in part.text
+        assert "pandas pandas torch torch" in words(part.text)
+        assert "<html" not in part.text
+        assert "<html" in whole.text
+        assert "import pandas as pd" in whole.text
+
+    @pytest.mark.parametrize(
+        ("form", "said"),
+        [
+            ({"asked": "import numpy("}, "neither a list of modules nor Python"),
+            ({"asked": "numpy", "memory": "much"}, "Not a size"),
+            ({"asked": "numpy", "flavor": "tpu"}, "Unknown flavor"),
+        ],
+    )
+    def test_what_cannot_be_explained_is_said_on_the_page(
+        self, client: httpx.Client, form: dict[str, str], said: str
+    ) -> None:
+        """With what was typed still in the form."""
+        answer = client.post("/explain", data=form)
+
+        assert answer.status_code == 400
+        assert said in words(answer.text)
+        assert form["asked"] in unescape(answer.text)
+
+    @pytest.mark.parametrize(
+        "path", ["/calls/none", "/catalogue?catalogue=" + "0" * 64, "/calls?state=lost", "/calls?skip=-1"]
+    )
+    def test_what_is_wrong_is_a_page(self, client: httpx.Client, path: str) -> None:
+        """A browser gets a page that says what and what to do, with the status of the problem."""
+        answer = client.get(path)
+
+        assert answer.status_code in {400, 404}
+        assert answer.headers["content-type"].startswith("text/html")
+        assert 'role="alert"' in answer.text
+
+    def test_the_api_stays_as_it_was(self, client: httpx.Client) -> None:
+        """Unknown paths and faults of the API are problem documents, and the description has no page."""
+        unknown, fault = client.get("/nothing/here"), client.get("/v1/calls/none")
+        described = client.get("/schema/openapi.json").json()["paths"]
+
+        assert unknown.headers["content-type"] == fault.headers["content-type"] == "application/problem+json"
+        assert [path for path in described if not path.startswith(("/v1/", "/health", "/ready", "/metrics"))] == []
+
+
+class TestItems:
+    """Items are found at typing speed, the likeliest first."""
+
+    def test_the_likeliest_come_first(self, database: Database) -> None:
+        """The one of that name, then those that begin so, then short before long; an underscore is an underscore."""
+        keys = ["numpy", "numpy.linalg", "my_numpy", "numpy_lab", "other", "n.umpy", "model:numpy"]
+        import_catalogue(database, read(make_document({key: make_item() for key in keys})))
+        with TestClient(create_app(RouterSettings(), database)) as client:
+            sha256 = client.get("/v1/catalogues/cpu").json()["sha256"]
+
+            def find(wanted: str) -> list[str]:
+                found = client.get("/catalogue/items", params={"catalogue": sha256, "wanted": wanted})
+                return re.findall(r'<a href="/explain[^>]*>([^<]*)</a>', found.text)
+
+            assert find("NumPy") == ["numpy", "numpy_lab", "numpy.linalg", "my_numpy", "model:numpy"]
+            assert find("y_") == ["my_numpy", "numpy_lab"]
+            assert find("%") == []
+            assert find(" ") == []
+
+    def test_savings_are_those_of_the_items(self, database: Database) -> None:
+        """What a checkpoint holds is the sum over its items, of an earlier catalogue too."""
+        loads = {"a": 0.1, "b": 0.25, "c": 1.5, "d": 0.0}
+        held: dict[str, list[str]] = {"none": [], "some": ["a", "c"], "all": list(loads), "alike": ["a", "c"]}
+        items = {key: make_item(load, size_mb=2.0) for key, load in loads.items()}
+        checkpoints = [make_checkpoint(name, keys, 10 * len(keys)) for name, keys in held.items()]
+        import_catalogue(database, read(make_document(items, checkpoints, alpha=0.001)))
+        import_catalogue(database, read(make_document({"z": make_item()})))
+        with database.reading() as connection:
+            found = read_savings(connection, 1)
+
+        assert {each.checkpoint_id: each.held_ns for each in found} == {
+            name: sum(round(loads[key] * 1e9) for key in keys) for name, keys in held.items()
+        }
+        assert [each.size_ns for each in found] == [0, 20_000_000, 40_000_000, 20_000_000]
+
+
+class TestSql:
+    """The console reads the views and nothing else, within its limits."""
+
+    def test_ready_questions_can_be_asked(self, database: Database) -> None:
+        """Each is a question in words, and a query that is let through and runs."""
+        for words_of, query in list_questions().values():
+            assert words_of.endswith("?")
+            assert run_query(database, SqlRequest(query=query)).columns
+
+    def test_an_answer_is_a_table_or_a_file(self, client: httpx.Client) -> None:
+        """The same rows on the page and as CSV."""
+        query = "SELECT item, load_ns FROM active_items ORDER BY item"
+        page = client.post("/sql", data={"query": query}, headers={"HX-Request": "true"})
+        file = client.post("/sql", data={"query": query, "as": "csv"})
+
+        assert "item load_ns numpy 200000000 pandas 500000000 torch 2000000000" in words(page.text)
+        assert file.text == "item,load_ns\r\nnumpy,200000000\r\npandas,500000000\r\ntorch,2000000000\r\n"
+        assert file.headers["content-type"] == "text/csv; charset=utf-8"
+        assert file.headers["content-disposition"] == 'attachment; filename="readie.csv"'
+
+    def test_a_question_is_put_into_the_console(self, client: httpx.Client) -> None:
+        """A link fills the form; nothing runs before somebody asks."""
+        page = client.get("/sql?question=drift").text
+
+        assert "FROM start_drift" in page
+        assert "Nothing was asked yet" in page
+
+    @pytest.mark.parametrize("query", ["DROP TABLE calls", "SELECT * FROM calls", "SELECT 1; SELECT 2", "", "SELECT"])
+    def test_anything_else_is_refused(self, client: httpx.Client, query: str) -> None:
+        """The page says why, and keeps what was typed."""
+        answer = client.post("/sql", data={"query": query})
+
+        assert answer.status_code == 400
+        assert "The query cannot be run" in answer.text
+        assert f'spellcheck="false" data-submits aria-describedby="limits">{query}</textarea>' in answer.text
+
+    def test_spreadsheets_run_nothing(self) -> None:
+        """Text that would be a formula gets an apostrophe; numbers below zero stay numbers."""
+        rows = [["=1+1", -1, None], ["@x", 2.5, 'a "quoted", text'], ["fine", True, [1, 2]]]
+        file = write_csv(SqlAnswer(columns=["a", "b", "c"], rows=rows, more=False)).decode()
+
+        assert file.splitlines()[1:] == ["'=1+1,-1,", '\'@x,2.5,"a ""quoted"", text"', 'fine,True,"[1, 2]"']
+
+    @pytest.mark.parametrize("kind", ["postgresql"], indirect=True)
+    def test_on_postgresql_a_role_can_read_the_views_alone(self, database: Database) -> None:
+        """Whatever a check would let through: the tables are not its own, and it stays that role."""
+        assert database.reader_role() == READER
+        assert database.query("SELECT current_user", 5)[1] == [(READER,)]
+        assert database.query("SELECT count(*) FROM recorded_calls", 5)[1] == [(0,)]
+        for query in ["SELECT * FROM calls", "SELECT * FROM pg_authid", "SELECT pg_read_file('/etc/passwd')"]:
+            with pytest.raises(BadQuery, match="permission denied"):
+                database.query(query, 5)
+
+    def test_who_may_create_no_role_goes_without(self, cluster: Cluster) -> None:
+        """The database works, queries too; the console does not claim what is not so."""
+        url = cluster.create()
+        name = make_url(url).database or ""
+        with psycopg.connect(cluster.url.replace("+psycopg", ""), autocommit=True) as connection:
+            connection.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'x'").format(sql.Identifier(name)))
+            owned = sql.SQL("ALTER DATABASE {} OWNER TO {}")
+            connection.execute(owned.format(sql.Identifier(name), sql.Identifier(name)))
+        try:
+            with closing(open_database(make_url(url).set(username=name, password="x").render_as_string(False))) as own:
+                migrate(own)
+
+                assert own.reader_role() is None
+                assert own.query("SELECT count(*) FROM recorded_calls", 5)[1] == [(0,)]
+        finally:
+            cluster.drop(url)
+            with psycopg.connect(cluster.url.replace("+psycopg", ""), autocommit=True) as connection:
+                connection.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(name)))
+
+
+class TestSignIn:
+    """Where a token is set for clients, the pages are for who has shown it."""
+
+    def test_pages_send_to_the_form(self, locked: TestClient[Any]) -> None:
+        """A page leads to the form and from there back; a part of one tells the page around it; the stream is refused."""
+        page = locked.get("/calls", follow_redirects=False)
+        part = locked.get("/calls", headers={"HX-Request": "true"})
+        stream = locked.get("/events")
+        form = locked.get("/sign-in")
+
+        assert (page.status_code, page.headers["location"]) == (303, "/sign-in?next=/calls")
+        assert (part.status_code, part.headers["hx-redirect"]) == (401, "/sign-in")
+        assert stream.status_code == 401
+        assert "Token for clients" in form.text
+
+    def test_the_token_opens_the_pages_and_nothing_else(self, locked: TestClient[Any]) -> None:
+        """The cookie is no token, no script sees it, no other site sends it; the API does not know it."""
+        wrong = locked.post("/sign-in", data={"token": "guess"})
+        right = locked.post("/sign-in", data={"token": TOKEN, "next": "/sql"}, follow_redirects=False)
+        cookie = right.headers["set-cookie"]
+        pages = [locked.get(page).status_code for page in PAGES]
+        api = locked.get("/v1/calls")
+        locked.post("/sign-out")
+        after = locked.get("/", follow_redirects=False)
+
+        assert wrong.status_code == 401
+        assert "set-cookie" not in wrong.headers
+        assert (right.status_code, right.headers["location"]) == (303, "/sql")
+        assert {"HttpOnly", "SameSite=strict", "Path=/", f"Max-Age={LIFETIME}"} <= set(cookie.split("; "))
+        assert "Secure" not in cookie
+        assert TOKEN not in cookie
+        assert pages == [200] * len(PAGES)
+        assert api.status_code == 401
+        assert after.status_code == 303
+
+    def test_a_cookie_ends_and_cannot_be_made(self, locked: TestClient[Any]) -> None:
+        """One that is over, that another token made, that was changed, or that is no such thing."""
+        soon = int(time.time()) + 60
+        good = make_pass(TOKEN, soon)
+        changed = f"{soon + 1}{good[len(str(soon)) :]}"
+        bad = [make_pass(TOKEN, soon - 61), make_pass("another", soon), changed, "x", f"{soon}."]
+        answers = []
+        for value in [good, *bad]:
+            said = {"Cookie": f"{COOKIE}={value}"}
+            answers.append(locked.get("/", headers=said, follow_redirects=False).status_code)
+
+        assert answers == [200] + [303] * len(bad)
+
+    @pytest.mark.parametrize(
+        "elsewhere", ["https://example.org/", "//example.org", "/\\example.org", "javascript:alert(1)"]
+    )
+    def test_signing_in_leads_to_no_other_host(self, locked: TestClient[Any], elsewhere: str) -> None:
+        """Whatever the address of the form said."""
+        answer = locked.post("/sign-in", data={"token": TOKEN, "next": elsewhere}, follow_redirects=False)
+
+        assert answer.headers["location"] == "/"
+
+    def test_guesses_count_as_requests(self, start_locked: Callable[..., TestClient[Any]]) -> None:
+        """RATE_LIMIT holds for the form as for the API, together: then a page says when to come again."""
+        with start_locked(rate_limit=0.3) as client:
+            client.get("/v1/calls")
+            answers = [client.post("/sign-in", data={"token": "guess"}) for _ in range(3)]
+
+        assert [answer.status_code for answer in answers] == [401, 401, 429]
+        assert int(answers[2].headers["retry-after"]) >= 1
+        assert "requests came within 10 seconds" in words(answers[2].text)
+
+    def test_under_tls_the_cookie_is_for_tls_alone(self, start_locked: Callable[..., TestClient[Any]]) -> None:
+        """A browser never sends it in clear."""
+        with start_locked(tls_cert="router.pem", tls_key="router.key") as client:
+            answer = client.post("/sign-in", data={"token": TOKEN}, follow_redirects=False)
+
+        assert "Secure" in answer.headers["set-cookie"].split("; ")
+
+    def test_without_a_token_there_is_nothing_to_sign_in_to(self, client: httpx.Client) -> None:
+        """The form leads to the pages, which do not offer to sign out."""
+        assert client.get("/sign-in", follow_redirects=False).headers["location"] == "/"
+        assert "Sign out" not in client.get("/").text
+
+
+class TestSafety:
+    """Names are text, and a page loads nothing from elsewhere."""
+
+    @pytest.mark.parametrize("kind", ["duckdb"], indirect=True)
+    def test_hostile_names_stay_text(self, database: Database) -> None:
+        """A function, a module, a package and a printed problem, on every page that shows them."""
+        with TestClient(create_app(RouterSettings(), database)) as client:
+            client.put("/v1/workers/w", json=STATUS)
+            import_catalogue(database, read(make_document({HOSTILE: make_item(), "a": make_item()})))
+            asked = {"function": HOSTILE, "modules": [HOSTILE, '"><img src=x onerror=alert(1)>']}
+            placed = client.post("/v1/calls", json=CALL | asked).json()
+            sha256 = client.get("/v1/catalogues/cpu").json()["sha256"]
+            live = client.get("/").text
+            placement = f"/v1/placements/{placed['placement']['placement_id']}"
+            client.post(f"{placement}/accept", params={"worker_id": "w"})
+            problem = {"type": "t", "title": HOSTILE, "detail": HOSTILE, "way_out": HOSTILE}
+            client.put(f"{placement}/result", json={"outcome": "failed", "problem": problem})
+            pages = [
+                live,
+                client.get("/calls").text,
+                client.get(f"/calls/{placed['call_id']}").text,
+                client.get("/calls", params={"wanted": HOSTILE}).text,
+                client.get("/catalogue/items", params={"catalogue": sha256, "wanted": "script"}).text,
+                client.get("/explain", params={"asked": HOSTILE}).text,
+                client.post("/sql", data={"query": f"SELECT '{HOSTILE}' AS x FROM active_items"}).text,
+            ]
+
+        assert [number for number, page in enumerate(pages) if "&lt;script&gt;" not in page] == []
+        assert [page for page in pages if HOSTILE in page or "<img" in page] == []
+
+    @pytest.mark.parametrize("path", [*PAGES, "/sign-in", "/calls/none", static_url("theme.js")])
+    def test_every_answer_has_the_headers(self, client: httpx.Client, path: str) -> None:
+        """Pages, refusals, redirects and files: nothing inline, nothing framed, nothing guessed."""
+        answer = client.get(path, follow_redirects=False)
+
+        assert {name: answer.headers.get(name) for name in HEADERS} == HEADERS
+
+    def test_pages_name_no_other_host(self, client: httpx.Client) -> None:
+        """Each file that a page loads is served here under its hash, for good; nothing is inline."""
+        for path in PAGES:
+            page = client.get(path).text
+            for address in re.findall(r'(?:src|href)="([^"]*)"', page):
+                assert address.startswith(("/", "#")), address
+            assert not re.search(r"<style|<script(?![^>]* src=)| style=| on[a-z]+=", page)
+            loaded = re.findall(r'"(/static/[^"]*)"', page)
+            assert len(loaded) == len(STATIC)
+            for address in loaded:
+                file = client.get(address)
+                assert (file.status_code, "immutable" in file.headers["cache-control"]) == (200, True)
+
+    def test_nothing_else_of_the_package_is_served(self, client: httpx.Client) -> None:
+        """A file that pages do not load, or a way out of the folder."""
+        for name in ["LICENSE-htmx.txt", "..%2Fsign_in.py", "%2e%2e/templates/base.html", ""]:
+            assert client.get(f"/static/{name}").status_code == 404
+
+    def test_forms_are_held_to_their_size_and_to_text(self, client: httpx.Client) -> None:
+        """What no database holds, and what is far too long, is refused before it is looked at."""
+        assert client.post("/sql", data={"query": "SELECT '\0'"}).status_code == 400
+        assert client.post("/explain", data={"asked": "x" * 300_000}).status_code == 400
+        assert client.post("/explain", data={"asked": "x" * 3_000_000}).status_code == 413
+
+
+class TestEvents:
+    """The cluster's state is read once for all who look, and only while somebody does."""
+
+    @pytest.mark.parametrize("kind", ["duckdb"], indirect=True)
+    def test_one_look_serves_all(self, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Five browsers are told of a worker at once; nobody left, nothing is read; the end of the router ends all."""
+        monkeypatch.setattr("app.dashboard.cluster.INTERVAL", 0.2)
+        looks: list[float] = []
+
+        def count(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+            if "worker_rows" in statement:
+                looks.append(time.monotonic())
+
+        event.listen(database.engine, "before_cursor_execute", count)
+        wake_ups = WakeUps()
+
+        async def watch_together() -> tuple[list[set[str]], int, int, list[str]]:
+            watch = ClusterWatch(database, wake_ups)
+
+            async def first_parts() -> set[str]:
+                names: set[str] = set()
+                stream = watch.follow()
+                async for message in stream:
+                    names.add(str(message.event))
+                    if len(names) == 3:
+                        break
+                await stream.aclose()
+                return names
+
+            told = await asyncio.gather(*(first_parts() for _ in range(5)))
+            seen = len(looks)
+            await asyncio.sleep(0.5)
+            idle = len(looks) - seen
+            ends: list[str] = []
+
+            async def follow_to_the_end() -> None:
+                ends.extend([str(message.event) async for message in watch.follow()])
+                ends.append("end")
+
+            following = asyncio.create_task(follow_to_the_end())
+            await asyncio.sleep(0.2)
+            wake_ups.close()
+            await asyncio.wait_for(following, 5)
+            return told, seen, idle, ends
+
+        told, seen, idle, ends = asyncio.run(watch_together())
+
+        assert told == [{"totals", "workers", "calls"}] * 5
+        assert seen <= 2
+        assert idle == 0
+        assert ends == ["totals", "workers", "calls", "end"]
+
+
+class TestCharts:
+    """Bars and points lie where their values are."""
+
+    def test_a_stack_is_as_long_as_its_parts(self) -> None:
+        """One after another, in thousandths of the whole; what is below zero is nothing."""
+        bars = stack([("a", "s1", 2.0), ("b", "s2", -1.0), ("c", "s3", 3.0)], 10.0)
+
+        assert [(bar.start, bar.width) for bar in bars] == [(0, 200), (200, 0), (200, 300)]
+        assert stack([("a", "s1", 0.0)], 0.0)[0].width == 0
+
+    @pytest.mark.parametrize(("least", "most"), [(0, 0), (0, 7.3), (-0.4, 1.2), (0, 1e-7), (0, 123456.0)])
+    def test_ticks_are_round_and_enclose(self, least: float, most: float) -> None:
+        """A few of them, evenly apart, from the least value or below to the most or above."""
+        found = ticks(least, most)
+
+        assert 2 <= len(found) <= 9
+        assert found[0] <= least
+        assert found[-1] >= most
+        assert {f"{b - a:.6g}" for a, b in pairwise(found)} == {f"{found[1] - found[0]:.6g}"}
+
+    def test_a_line_is_drawn_and_found_again(self) -> None:
+        """Points on a line lie on the drawn one, and least squares give it back."""
+        drawn = plot([(x, 1 + 0.5 * x, f"p{x}") for x in (0.0, 10.0, 40.0)], (1.0, 0.5))
+        assert drawn.line is not None
+        x1, y1, x2, y2 = drawn.line
+
+        for x, y, _ in drawn.points:
+            assert y == pytest.approx(y1 + (x - x1) / (x2 - x1) * (y2 - y1), abs=0.2)
+        assert slope_of([(0, 1.0), (10, 6.0), (40, 21.0)]) == pytest.approx((1.0, 0.5))
+        assert slope_of([(3.0, 1.0), (3.0, 2.0)]) is None
+
+    def test_names_do_not_lie_on_one_another(self) -> None:
+        """Of points that are close together, the uppermost has its name; all are drawn."""
+        drawn = plot([(1.0, 1.0, "checkpoint_1"), (1.1, 1.01, "checkpoint_2"), (50.0, 9.0, "checkpoint_3")])
+
+        assert [name for _, _, name in drawn.points] == ["checkpoint_3", "checkpoint_2", ""]
+
+
+@pytest.mark.parametrize(
+    ("text", "modules", "is_code"),
+    [
+        ("", [], False),
+        ("pandas sklearn.svm, numpy\n", ["numpy", "pandas", "sklearn.svm"], False),
+        ("model:gpt2", ["model:gpt2"], False),
+        ("import numpy", ["numpy"], True),
+        ("from a import b\nimport os", ["a.b"], True),
+        ("x = 1", [], True),
+    ],
+)
+def test_names_and_code_are_told_apart(text: str, modules: list[str], is_code: bool) -> None:
+    """A list of names is one; anything else is Python."""
+    assert find_modules(text) == (modules, is_code)
+
+
+def test_text_that_is_neither_is_refused() -> None:
+    """With what Python says of it."""
+    with pytest.raises(BadRequest, match="neither a list of modules nor Python"):
+        find_modules("import numpy(")
