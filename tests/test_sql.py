@@ -27,8 +27,9 @@ from app.cli import main
 from app.database import Database, migrate
 from app.lease import accept_placements, end_placements
 from app.liveness import report_status
+from app.parsing import check_query
 from app.placement import place_call
-from app.query import check_query, list_views, run_query
+from app.query import list_views, run_query
 from app.settings import RouterSettings
 from app.sql import views
 from app.tables import audit, call_modules, calls

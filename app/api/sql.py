@@ -6,12 +6,11 @@ from litestar.params import JSONBody
 
 from app.api import PROBLEMS
 from app.database import Database
+from app.query import run_query
 from readie.wire import SqlAnswer, SqlRequest
 
 
 @post("/sql", operation_id="runSql", status_code=200, sync_to_thread=True, responses=PROBLEMS)
 def run_sql(data: JSONBody[SqlRequest], database: NamedDependency[Database]) -> SqlAnswer:
     """Runs one SELECT over the views that docs/sql.md describes, in a read-only transaction with a time limit."""
-    from app.query import run_query  # its parser takes a tenth of a second, for which no start of a router is to wait
-
     return run_query(database, data)
