@@ -30,6 +30,7 @@ from app.api import (
     catalogues,
     check_path,
     operations,
+    page_guard,
     rate_guard,
     recorded,
     sessions,
@@ -131,7 +132,7 @@ def create_app(settings: RouterSettings, database: Database, wake_ups: WakeUps |
     )
     application = Litestar(
         route_handlers=[clients, agents, operators, make_dashboard(serving, check_rate, answer_problem)],
-        guards=[check_path],
+        guards=[check_path, page_guard(settings.auth_token)],
         dependencies={
             "database": Provide(lambda: database, sync_to_thread=False),
             "settings": Provide(lambda: settings, sync_to_thread=False),

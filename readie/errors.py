@@ -119,6 +119,11 @@ class PayloadTooLarge(UsageError):
     way_out = "Send less with the call, or raise MAX_PAYLOAD on the router and the workers."
 
 
+class ForeignPage(UsageError):
+    slug, status, title = "foreign-page", 403, "The request comes from another site's page"
+    way_out = "Send it from the router's own pages or from a program; a proxy before the router passes Host on."
+
+
 class Unauthorized(UsageError):
     slug, status, title = "unauthorized", 401, "The token is missing or wrong"
     way_out = "Send Authorization: Bearer with AUTH_TOKEN (clients) or WORKER_TOKEN (agents)."

@@ -6,11 +6,14 @@ Bodies are decoded here once, straight into the wire type that the route names, 
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from hmac import compare_digest
+from ipaddress import ip_address
 from math import ceil, isfinite
 from typing import Annotated, Any, Final
+from urllib.parse import urlsplit
 
 import msgspec
 from limits import RateLimitItemPerSecond
@@ -33,7 +36,7 @@ from app.keys import Asked
 from app.metrics import Metrics
 from app.settings import RouterSettings
 from app.waiting import WakeUps
-from readie.errors import BadFlavor, BadRequest, RateLimited, Unauthorized
+from readie.errors import BadFlavor, BadRequest, ForeignPage, RateLimited, Unauthorized
 from readie.flavor import Flavor
 from readie.wire import MAX_NAME, CallPlaced, ExplainRequest, Explanation, Output, Problem, Result
 
@@ -230,6 +233,36 @@ def rate_guard(
 
 async def _let_through(_connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:
     pass
+
+
+def page_guard(token: str | None) -> Callable[[ASGIConnection[Any, Any, Any, Any], BaseRouteHandler], Awaitable[None]]:
+    """A guard against pages of other sites, in a browser that reaches this router.
+
+    Such a page may send a request that changes something without asking first; browsers say where it comes from. It
+    reads no answer, unless its own name leads here (DNS rebinding). Whom that must not help is a router whose clients
+    need no token: to it only addresses are its own, and names that no public name server gives.
+    """
+
+    async def check_page(connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:
+        headers = connection.headers
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if connection.scope["method"] not in {"GET", "HEAD"}:
+            site = headers.get("sec-fetch-site")
+            foreign = origin is not None and urlsplit(origin).netloc.lower() != host.lower()
+            if site not in {None, "same-origin", "none"} or (site is None and foreign):
+                raise ForeignPage(f"it comes from a page of {origin or 'another site'}")
+        if token is None and not _is_local(host):
+            way_out = "Ask for the router by an address or as localhost, or set AUTH_TOKEN."
+            raise ForeignPage(f"{host} may be anybody's name for this router", way_out)
+
+    return check_page
+
+
+def _is_local(host: str) -> bool:
+    name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    with suppress(ValueError):
+        return bool(ip_address(name))
+    return "." not in name or name.endswith((".localhost", ".local", ".internal"))
 
 
 async def check_path(connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:
