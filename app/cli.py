@@ -29,7 +29,7 @@ from app.api.workers import MOST_WORKERS, read_workers
 from app.application import create_app
 from app.catalogue import activate_catalogue, import_catalogue, load_catalogue_dir
 from app.check import check_rows
-from app.database import Database, check_schema, copy_duckdb, migrate, open_database, read_revisions
+from app.database import Database, check_schema, copy_duckdb, migrate, open_database, read_revisions, shown
 from app.explain import explain as explain_modules
 from app.hangups import Hangups
 from app.query import list_views, run_query
@@ -554,7 +554,7 @@ def _naming_it(opened: Database, action: Callable[[Database], None]) -> None:
     try:
         action(opened)
     except DatabaseBehind as error:
-        raise DatabaseBehind(f"{opened.engine.url.render_as_string()}: {error.detail}", error.hint) from error
+        raise DatabaseBehind(f"{shown(opened.engine.url)}: {error.detail}", error.hint) from error
 
 
 def _read(

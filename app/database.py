@@ -174,7 +174,7 @@ class Database:
         if self._is_duckdb:
             return None
         with self.glancing() as connection:
-            tables = {"tables": list(metadata.tables)}
+            tables = {"tables": [*metadata.tables, "alembic_version"]}
             return ServerFacts(*connection.execute(text(_SERVER_FACTS), tables).one())
 
     def close(self) -> None:
@@ -216,7 +216,8 @@ class Database:
         if self._is_duckdb:
             return None
         with self.glancing() as connection:
-            return READER if connection.exec_driver_sql(_MAY_BE_READER).scalar_one() else None
+            role: str | None = connection.exec_driver_sql(_READER).scalar()
+            return role
 
     def lock(self, connection: Connection, name: str) -> None:
         """Waits until no other transaction holds the lock called `name`, and holds it until this one ends."""
@@ -410,45 +411,50 @@ def _query_postgresql(driver: Any, query: str, time_limit_s: float) -> tuple[lis
         try:
             cursor.execute("SET TRANSACTION READ ONLY")
             cursor.execute(f"SET LOCAL statement_timeout = {max(1, int(time_limit_s * 1000))}")
-            if cursor.execute(_MAY_BE_READER).fetchone()[0]:
-                cursor.execute(f"SET LOCAL ROLE {READER}")
+            reader = cursor.execute(_READER).fetchone()
+            if reader:
+                cursor.execute(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(reader[0])))
             cursor.execute(query)
             return [each.name for each in cursor.description], cursor.fetchall()
         finally:
             driver.rollback()
 
 
-#: The role of PostgreSQL that people's queries run as. Views run with the rights of who made them, so it needs none on
-#: tables. It is one for all databases of a server: what it may read is a matter of each database.
-READER = "readie_views"
+# The role of PostgreSQL that people's queries run as is called readie_views_ and the database's number. Views run with
+# the rights of who made them, so it needs none on tables. One a database: roles are the whole server's, and who may
+# become one may read whatever it may read, in any database. Here: its name, where this connection may become it, and it
+# may read: it was granted the views, and they are still there.
+_READER = """SELECT rolname FROM pg_roles
+    JOIN pg_database ON datname = current_database() AND rolname = 'readie_views_' || pg_database.oid
+    WHERE NOT rolsuper AND pg_has_role(current_user, pg_roles.oid, 'MEMBER')
+        AND has_schema_privilege(pg_roles.oid, current_schema(), 'USAGE')
+        AND has_table_privilege(pg_roles.oid, to_regclass('package_costs'), 'SELECT')"""
 
-# Whether this connection may become it, and it may read here: it was granted views, and they are still there.
-_MAY_BE_READER = """SELECT EXISTS (
-    SELECT 1 FROM pg_roles r
-    WHERE r.rolname = 'readie_views' AND NOT r.rolsuper AND pg_has_role(current_user, r.oid, 'MEMBER')
-        AND has_table_privilege(r.oid, to_regclass('package_costs'), 'SELECT')
-)"""
+_FIND_READER = """SELECT quote_ident(rolname) FROM pg_roles
+    JOIN pg_database ON datname = current_database() AND rolname = 'readie_views_' || pg_database.oid"""
 
-# Who may not create roles goes without; a role that another database made is used. It cannot log in.
-_MAKE_READER = """DO $$ BEGIN
-    IF NOT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = 'readie_views') THEN
-        CREATE ROLE readie_views NOLOGIN;
+# Who may not create roles goes without. It cannot log in.
+_MAKE_READER = """DO $$
+DECLARE reader text := (SELECT quote_ident('readie_views_' || oid) FROM pg_database WHERE datname = current_database());
+BEGIN
+    IF NOT EXISTS (SELECT 1 FROM pg_roles WHERE quote_ident(rolname) = reader) THEN
+        EXECUTE 'CREATE ROLE ' || reader || ' NOLOGIN';
     END IF;
     IF NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN
-        GRANT readie_views TO CURRENT_USER;
+        EXECUTE 'GRANT ' || reader || ' TO CURRENT_USER';
     END IF;
-EXCEPTION WHEN insufficient_privilege OR duplicate_object OR unique_violation THEN NULL;
+EXCEPTION WHEN insufficient_privilege THEN NULL;
 END $$"""
 
 
 def _grant_views(connection: Connection) -> None:
     """Has the reader's role read the views, where there is such a role or it can be made."""
     connection.exec_driver_sql(_MAKE_READER)
-    found = connection.execute(text("SELECT 1 FROM pg_roles WHERE rolname = :role"), {"role": READER})
-    if found.first():
+    reader = connection.exec_driver_sql(_FIND_READER).scalar()
+    if reader is not None:
         schema = connection.exec_driver_sql("SELECT quote_ident(current_schema())").scalar_one()
-        connection.exec_driver_sql(f"GRANT USAGE ON SCHEMA {schema} TO {READER}")
-        connection.exec_driver_sql(f"GRANT SELECT ON {', '.join(views())} TO {READER}")
+        connection.exec_driver_sql(f"GRANT USAGE ON SCHEMA {schema} TO {reader}")
+        connection.exec_driver_sql(f"GRANT SELECT ON {', '.join(views())} TO {reader}")
 
 
 # What our views have in their comments, so that others' views stay when ours are dropped.
@@ -491,9 +497,14 @@ def read_revisions(database: Database) -> tuple[str | None, str]:
     """
     known = sorted(path.name[:4] for path in (_migrations() / "versions").glob("[0-9]*.py"))
     with database.reading() as connection:
-        revision = (
-            connection.execute(text(_REVISION)).scalar() if connection.execute(text(_HAS_REVISION)).first() else None
-        )
+        has_one = _HAS_REVISION_DUCKDB if connection.dialect.name == "duckdb" else _HAS_REVISION
+        try:
+            revision = (
+                connection.execute(text(_REVISION)).scalar() if connection.execute(text(has_one)).first() else None
+            )
+        except exc.ProgrammingError as error:
+            reason = str(error.orig).partition("\n")[0]
+            raise DatabaseUnavailable(f"alembic_version: {reason}", "Connect as the owner of the tables.") from error
     if revision is not None and revision not in known:
         way_out = "A later version has migrated it: use that one."
         raise DatabaseBehind(f"its schema is at {revision}, this version knows up to {known[-1]}", way_out)
@@ -501,8 +512,9 @@ def read_revisions(database: Database) -> tuple[str | None, str]:
 
 
 _REVISION = "SELECT version_num FROM alembic_version"
-_HAS_REVISION = """SELECT 1 FROM information_schema.tables
-    WHERE table_name = 'alembic_version' AND table_schema = current_schema()"""
+# Not of information_schema, which has what this role has rights on: without them it would seem that there is none.
+_HAS_REVISION = "SELECT 1 FROM pg_class WHERE oid = to_regclass('alembic_version')"
+_HAS_REVISION_DUCKDB = "SELECT 1 FROM duckdb_tables() WHERE table_name = 'alembic_version'"
 
 
 def _migrations() -> Path:
@@ -539,8 +551,13 @@ def _is_gone(error: BaseException | None) -> bool:
     return isinstance(error, duckdb.IOException | duckdb.FatalException)
 
 
+def shown(url: URL) -> str:
+    """The URL without its passwords."""
+    return url.difference_update_query(["password", "sslpassword"]).render_as_string(hide_password=True)
+
+
 def _gone(url: URL, error: BaseException | None) -> DatabaseUnavailable | DatabaseInUse:
-    where = url.render_as_string(hide_password=True)
+    where = shown(url)
     reason = str(error).partition("\n")[0]
     if "Could not set lock on file" in reason:
         return DatabaseInUse(f"{where}: {reason.partition('. See also')[0]}")

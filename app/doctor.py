@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 from uuid import uuid4
@@ -19,12 +20,20 @@ from app.api.catalogues import read_summaries
 from app.api.workers import MOST_WORKERS, read_workers
 from app.application import is_loopback, missing_tokens
 from app.check import check_rows
-from app.database import POOL_SIZE, READER, Database, ServerFacts, check_schema, open_database
+from app.database import POOL_SIZE, Database, ServerFacts, check_schema, open_database, shown
 from app.settings import RouterSettings
 from app.tls import server_certificate
 from readie.client import ClientSettings
 from readie.command_line import Check, Doubt, check
-from readie.errors import BadSetting, DatabaseInUse, DatabaseUnavailable, PortTaken, ReadieError, RouterUnreachable
+from readie.errors import (
+    BadSetting,
+    DatabaseInUse,
+    DatabaseUnavailable,
+    PortTaken,
+    ReadieError,
+    RouterUnreachable,
+    Unavailable,
+)
 from readie.http import connection, read_answer, unreachable
 from readie.projection import load_catalogue
 from readie.settings import misspelt, read_settings
@@ -106,8 +115,6 @@ def _look_at_certificate(settings: RouterSettings) -> str:
         raise Doubt(f"http on {settings.host}: tokens and payloads can be read on the way", way_out)
     names, ends = _read_certificate(context, Path(settings.tls_cert or ""))
     renew = "Renew it, and start the router again."
-    if ends < datetime.now(UTC):
-        raise BadSetting(f"TLS_CERT={settings.tls_cert!r} has expired at {ends:%Y-%m-%d %H:%M} UTC", renew)
     told = f"https; the certificate is for {', '.join(names) or 'no name'}, until {ends:%Y-%m-%d}"
     if ends < datetime.now(UTC) + EXPIRES_SOON:
         raise Doubt(told, renew)
@@ -117,15 +124,21 @@ def _look_at_certificate(settings: RouterSettings) -> str:
     return told
 
 
+def _trusting(file: Path) -> ssl.SSLContext:
+    """A client's, which trusts the certificate in this file and no other, by whatever name."""
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.load_verify_locations(file)
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return client
+
+
 def _read_certificate(server: ssl.SSLContext, file: Path) -> tuple[list[str], datetime]:
     """The names of the certificate that `server` shows, and when it expires.
 
     Only a client that trusts a certificate is told what is in it: so one connects, in memory, that trusts just that.
     """
-    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client.check_hostname = False
-    client.load_verify_locations(file)
-    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client = _trusting(file)
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     asking = client.wrap_bio(to_client, to_server)
     answering = server.wrap_bio(to_server, to_client, server_side=True)
@@ -170,7 +183,8 @@ def _look_at_address(settings: RouterSettings, found: _Router) -> str:
         listen(settings).close()
     except PortTaken:
         try:
-            found.version = _ask(settings, "/schema", _Schema).info.version
+            # Without the token: who answers is not known yet, and this is open to all.
+            found.version = _ask(settings, "/schema", _Schema, token="").info.version
         except RouterUnreachable as error:
             raise PortTaken(f"another process listens on {where}, and no router answers: {error.detail}") from error
         if found.version != this_version():
@@ -190,11 +204,14 @@ class _Schema(msgspec.Struct):
     info: _Info
 
 
-def _ask(settings: RouterSettings, path: str, kind: type[Answered]) -> Answered:
+def _ask(settings: RouterSettings, path: str, kind: type[Answered], token: str | None = None) -> Answered:
     """The answer of the router that serves here. Raises `RouterUnreachable`, or what it answers."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)  # noqa: S104
-    url = f"{'https' if settings.tls_cert else 'http'}://{host}:{settings.port}"
-    options = connection(url, settings.auth_token or "", settings.router_ca, named="ROUTER_HOST and ROUTER_PORT: ")
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
+    url = f"{'https' if settings.tls_cert else 'http'}://{f'[{host}]' if ':' in host else host}:{settings.port}"
+    token = (settings.auth_token or "") if token is None else token
+    options = connection(url, token, settings.router_ca, named="ROUTER_HOST and ROUTER_PORT: ")
+    if settings.tls_cert:  # under the name of this machine's address, which no certificate need have
+        options["verify"] = _trusting(Path(settings.tls_cert))
     try:
         with httpx.Client(**options, timeout=ASK_S) as http:
             return read_answer(http.get(path), kind)
@@ -218,7 +235,7 @@ def _look_at_database(settings: RouterSettings, served: bool, opened: list[Datab
         if not served:
             raise
         return f"{file} is open in the router that serves here"
-    url = opened[0].engine.url.render_as_string()
+    url = shown(opened[0].engine.url)
     if embedded:
         free = shutil.disk_usage(file.absolute().parent).free
         if not os.access(file, os.W_OK):
@@ -245,17 +262,25 @@ def _look_into(database: Database, settings: RouterSettings) -> Iterator[Check]:
     now = datetime.now(UTC) + timedelta(seconds=ahead_s)
     if schema.state == "failed":
         return
+    read: list[tuple[list[CatalogueSummary], list[WorkerView]]] = []
+    rows = check("rows", lambda: _look_at_rows(database, settings, read))
+    for summaries, views in read:
+        yield check("catalogues", partial(_look_at_catalogues, summaries))
+        yield check("workers", partial(_look_at_workers, views, summaries, settings, now))
+    yield rows
+
+
+def _look_at_rows(
+    database: Database, settings: RouterSettings, read: list[tuple[list[CatalogueSummary], list[WorkerView]]]
+) -> str:
+    """Whether rows break rules; what else is looked at is put into `read`, of the same moment."""
     with database.reading() as reading:
-        summaries, views = read_summaries(reading), read_workers(reading)
+        read.append((read_summaries(reading), read_workers(reading)))
         wrong = [each for each in check_rows(reading, settings) if each.wrong]
-    yield check("catalogues", lambda: _look_at_catalogues(summaries))
-    yield check("workers", lambda: _look_at_workers(views, summaries, settings, now))
     if wrong:
         way_out = "readie-router check lists them (docs/checking.md)."
-        found = f"{len(wrong)} are wrong, first {wrong[0].rule}: {wrong[0].about}"
-        yield Check(name="rows", state="failed", found=found, way_out=way_out)
-    else:
-        yield Check(name="rows", state="ok", found="none breaks a rule")
+        raise Unavailable(f"{len(wrong)} are wrong, first {wrong[0].rule}: {wrong[0].about}", way_out)
+    return "none breaks a rule"
 
 
 def _look_at_postgresql(database: Database, facts: ServerFacts, ahead_s: float) -> Iterator[Check]:
@@ -303,7 +328,7 @@ def _look_at_reader(database: Database) -> str:
     role = database.reader_role()
     if role is None:
         raise Doubt(
-            f"people's queries run as the router's own role: there is no {READER} that it may become and that may read here",
+            "people's queries run as the router's own role: there is no role for them that it may become",
             "They are held by what is let through and by a read-only transaction all the same. docs/dashboard.md says how "
             "to make the role.",
         )

@@ -382,7 +382,9 @@ def _persist(
     while True:
         try:
             return read_answer((yield from _ask(ask)), kind)
-        except (RouterUnreachable, RouterStopping, DatabaseUnavailable) as error:
+        except RouterStopping:  # it answered, and there may be another: each has its time
+            deadline = None
+        except (RouterUnreachable, DatabaseUnavailable) as error:
             none = to_begin and deadline is None and isinstance(error.__cause__, httpx.ConnectError)
             other = isinstance(error, RouterUnreachable) and error.__cause__ is None  # something else answers there
             if none or other or given_up() or (deadline is not None and time.monotonic() > deadline):

@@ -22,8 +22,17 @@ def read_memory() -> Memory:
             with suppress(OSError, ValueError):  # `max`, and other controllers: no limit
                 limit = int((group / most).read_text())
                 if limit < total:
-                    total, free = limit, min(free, limit - int((group / used).read_text()))
+                    taken = int((group / used).read_text()) - _reclaimable(group)
+                    total, free = limit, min(free, limit - taken)
     return Memory(total, max(0, free))
+
+
+def _reclaimable(group: Path) -> int:
+    """Bytes of files that a control group has read and that count as its memory until somebody else needs the room."""
+    with suppress(OSError):
+        fields = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return int(fields.get("total_inactive_file", fields.get("inactive_file", 0)))
+    return 0
 
 
 def _groups() -> list[Path]:

@@ -11,7 +11,6 @@ import secrets
 import subprocess
 import sys
 import time
-import venv
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -159,6 +158,8 @@ def _environment(folder: Path) -> Path:
     here = Path(sys.prefix)
     if (here / "bin" / "python").exists() and (here / "pyvenv.cfg").exists():
         return here
+    import venv  # which a Python may lack, and every pytest loads this file
+
     # An interpreter of the system may have other names there, and nothing else to tell it by.
     venv.create(folder / "rootfs", system_site_packages=True, symlinks=True)
     return folder / "rootfs"

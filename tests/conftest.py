@@ -4,7 +4,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -63,7 +63,14 @@ class Cluster:
         return make_url(self.url).set(database=name).render_as_string(hide_password=False)
 
     def drop(self, url: str) -> None:
-        self._run(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(make_url(url).database or "")))
+        """Drops a database, and the role that its views were granted to."""
+        name = make_url(url).database or ""
+        with self._connect() as connection:
+            found = connection.execute("SELECT oid FROM pg_database WHERE datname = %s", [name]).fetchone()
+            connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+            with suppress(psycopg.errors.DependentObjectsStillExist):  # copies of a template still name its role
+                role = sql.Identifier(f"readie_views_{found and found[0]}")
+                connection.execute(sql.SQL("DROP ROLE IF EXISTS {}").format(role))
 
     @contextmanager
     def lend(self) -> Iterator[str]:
@@ -111,7 +118,8 @@ def cluster() -> Iterator[Cluster]:
     with running_postgresql() as url:
         running = Cluster(url)
         yield running
-        running.drop(running.template)
+        for each in [*running.emptied, running.template]:
+            running.drop(each)
 
 
 @pytest.fixture(scope="session")

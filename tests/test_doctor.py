@@ -15,7 +15,7 @@ import trustme
 from sqlalchemy import make_url, text
 
 from app.catalogue import import_catalogue
-from app.database import Database, open_database
+from app.database import Database, migrate, open_database
 from app.doctor import examine as examine_router
 from app.liveness import report_status
 from pipeline.doctor import Setup
@@ -89,6 +89,7 @@ def set_up(database: Database, database_url: str, tmp_path: Path) -> dict[str, s
     folder.mkdir()
     write(folder / "cpu.json", make_worked_example())
     catalogue = read(make_worked_example())
+    migrate(database)  # a copy of a database has none of its roles
     import_catalogue(database, catalogue)
     held = HeldGeneration(generation=catalogue.generation, checkpoint_ids=["A"])
     status = WorkerStatus(flavor=Flavor.CPU, state="ready", python="3.11.7", runtime="fork", generations=[held])

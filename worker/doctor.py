@@ -210,6 +210,9 @@ def _look_at_router(settings: WorkerSettings, environ: Mapping[str, str], genera
             name="cluster", state="warning", found="its workers and catalogues are for clients", way_out=way_out
         )
         return
+    except ReadieError as error:
+        yield Check(name="cluster", state="failed", found=error.detail or error.title, way_out=error.hint)
+        return
     yield check("worker id", lambda: _look_at_id(settings, views))
     yield check("generation", lambda: _look_at_generation(settings, summaries, generations))
 
