@@ -246,7 +246,7 @@ def page_guard(token: str | None) -> Callable[[ASGIConnection[Any, Any, Any, Any
     async def check_page(connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:
         headers = connection.headers
         host, origin = headers.get("host", ""), headers.get("origin")
-        if connection.scope["method"] not in {"GET", "HEAD"}:
+        if connection.scope.get("method", "GET") not in {"GET", "HEAD"}:
             site = headers.get("sec-fetch-site")
             foreign = origin is not None and urlsplit(origin).netloc.lower() != host.lower()
             if site not in {None, "same-origin", "none"} or (site is None and foreign):
