@@ -126,6 +126,7 @@ def make_rootfs() -> None:
 def run_pipeline() -> None:
     step(f"2. Pipeline: corpus, measurements, plan, checkpoints, catalogue (.demo/{GENERATION.name})")
     command = [str(BIN / "readie-pipeline"), "generation", "--rootfs", str(ROOTFS), "--runtime", RUNTIME]
+    command += ["--max-repeats", "3"]  # as often as the others: a demo can do with wider intervals
     command += ["--checkpoint-mb", str(CHECKPOINT_MB), "--out", str(GENERATION), str(HERE / "corpus")]
     if subprocess.run(command, check=False).returncode:
         raise Unavailable("readie-pipeline generation failed; its message is above", "Start again: it resumes.")

@@ -152,7 +152,7 @@ class TestAllOfIt:
         catalogue = (out / "catalogue.json").read_bytes()
         steps = [
             ("corpus", "--out", out, "--json", examples),
-            ("analyze", "--out", out, "--rootfs", rootfs, "--repeats", 1, "--max-repeats", 1, "--json"),
+            ("analyze", "--out", out, "--rootfs", rootfs, "--repeats", 1, "--json"),
             ("capture", "--out", out, *SHORT, "--json"),
         ]
         done = [command(*step) for step in steps]

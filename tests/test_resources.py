@@ -572,7 +572,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (out / "corpus.jsonl").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
     command = [sys.executable, "-m", "pipeline.cli", "generation", "--rootfs", str(rootfs), "--out", str(out)]
     done = subprocess.run(
-        [*command, "--repeats", "1", "--max-repeats", "1", "--alpha", "0.0001", "--max-checkpoints", "2"],
+        [*command, "--repeats", "1", "--alpha", "0.0001", "--max-checkpoints", "2"],
         cwd=ROOT,
         capture_output=True,
         text=True,
