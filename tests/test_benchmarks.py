@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -34,6 +35,7 @@ def make_line(name: str = "start", ours: float = 0.4, items: int = 5000, **field
     return Line(name=name, database="duckdb", size=size, unit="s", ours=ours, **fields)
 
 
+@pytest.mark.scale
 def test_every_benchmark_runs_and_prints_its_lines(tmp_path: Path) -> None:
     """On 1 MB, briefly: each prints its figures beside the baseline's, and the file has the same lines."""
     out = tmp_path / "results.jsonl"

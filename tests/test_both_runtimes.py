@@ -107,7 +107,7 @@ def test_a_call_over_its_memory_fails_and_the_worker_goes_on(ready: Line) -> Non
 
     assert starved.problem
     assert starved.problem.type == "urn:readie:problem:out-of-memory"
-    assert grown.outcome == "returned"
+    assert (grown.outcome, grown.problem) == ("returned", None)
 
 
 def test_eight_calls_run_side_by_side(ready: Line) -> None:

@@ -4,10 +4,13 @@
 """
 
 import contextlib
+import errno
+import time
 from functools import cache
 from pathlib import Path
 
 TOP = Path("/sys/fs/cgroup")
+EMPTY_S = 2.0  # how long a group may take to become empty, once its processes were told to end
 
 
 @cache
@@ -71,8 +74,15 @@ def most_memory(name: str) -> int:
 
 
 def remove_groups(name: str) -> None:
-    """Removes what is left of a group, in every hierarchy."""
+    """Removes what is left of a group, in every hierarchy, once its processes have ended."""
     tops = [TOP] if is_unified() else [path for path in TOP.iterdir() if path.is_dir() and not path.is_symlink()]
+    deadline = time.monotonic() + EMPTY_S
     for top in tops:
-        with contextlib.suppress(OSError):
-            (top / name).rmdir()
+        while True:
+            try:
+                (top / name).rmdir()
+            except OSError as error:
+                if error.errno == errno.EBUSY and time.monotonic() < deadline:  # its last process still ends
+                    time.sleep(0.01)
+                    continue
+            break
