@@ -5,6 +5,7 @@ made. `make screenshots` writes docs/images/ from the same run.
 """
 
 import os
+import re
 import runpy
 import shutil
 import socket
@@ -21,7 +22,7 @@ from typing import Any, Literal
 import pytest
 import uvicorn
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, BrowserContext, Page, Request, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Request, ViewportSize, expect, sync_playwright
 
 from app.application import create_app
 from app.database import open_database
@@ -36,7 +37,15 @@ IMAGES = ROOT / "docs" / "images"
 DRAWING = os.environ.get("SCREENSHOTS") == "1"
 TOKEN = "token"
 THEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
-PHONE = {"width": 360, "height": 740}
+PHONE: ViewportSize = {"width": 360, "height": 740}
+
+#: What has the focus: its name, and the style of its outline.
+REACHED = """(() => {
+    const reached = document.activeElement;
+    const titled = document.getElementById(reached.getAttribute("aria-labelledby"));
+    const name = reached.labels?.[0]?.innerText || reached.ariaLabel || (titled || reached).innerText;
+    return [name, getComputedStyle(reached).outlineStyle];
+})()"""
 
 #: Violations of these impacts fail; axe reports matters of taste below them.
 SERIOUS = {"serious", "critical"}
@@ -109,6 +118,13 @@ def answer() -> int:
     return 42
 
 
+def answer_with_alpha() -> int:
+    """A call that imports what a checkpoint of the small line holds."""
+    import slowalpha  # type: ignore[import-not-found]
+
+    return len(slowalpha.blob)
+
+
 @contextmanager
 def demo_line(folder: Path) -> Iterator[tuple[str, str]]:
     """The demo's catalogue and recorded calls, with a worker of its root filesystem: (URL, modules).
@@ -152,6 +168,7 @@ def small_line(folder: Path) -> Iterator[tuple[str, str]]:
     line = Line(folder, {"slowalpha": source, "slowbeta": source}, {"checkpoint_0": [], "checkpoint_1": ["slowalpha"]})
     with line.processes, line.worker():
         os.environ["ROUTER_URL"] = line.url
+        assert remote(answer_with_alpha, memory="64Mi")() == 3_000_000
         yield line.url, "slowalpha slowbeta"
 
 
@@ -213,12 +230,38 @@ def test_a_call_is_found_and_accessible(shown: Shown) -> None:
         check(page, "call")
 
 
+def test_a_restored_call_is_accessible(shown: Shown) -> None:
+    """With the checkpoint that was chosen, and the bars of what was predicted and measured."""
+    with shown.page("/calls?started=restored") as page:
+        page.get_by_role("region", name="Latest first").get_by_role("link").first.click()
+
+        expect(page.get_by_role("heading", name="Why this checkpoint")).to_be_visible()
+        expect(page.get_by_role("img", name="Predicted seconds to ready")).to_be_visible()
+        expect(page.get_by_role("img", name="Measured seconds to ready")).to_be_visible()
+        check(page)
+
+
+def test_a_problem_is_accessible(shown: Shown) -> None:
+    """The page of a call that is not there; the console has its status, and nothing else."""
+    context, seen = shown.context(), Seen()
+    page = context.new_page()
+    seen.watch(page, shown.url)
+    page.goto(f"{shown.url}/calls/none")
+    expect(page.get_by_role("alert")).to_contain_text("none was never placed, or is forgotten")
+    check(page)
+    context.close()
+
+    assert ["404" in error for error in seen.errors] == [True]
+    assert seen.elsewhere == []
+
+
 def test_the_catalogue_is_accessible(shown: Shown) -> None:
     """With its matrix, its plots, and items that were found while somebody typed."""
     wanted = shown.modules.split()[-1]
     with shown.page("/catalogue") as page:
         page.get_by_label("A part of an item's name").press_sequentially(wanted)
         expect(page.get_by_role("region", name="Items that match").get_by_role("link").first).to_have_text(wanted)
+        expect(page.get_by_role("status")).to_have_text(re.compile(r"[0-9,]+ items? match"))
         check(page, "catalogue")
 
 
@@ -229,6 +272,7 @@ def test_an_explanation_is_accessible(shown: Shown) -> None:
         page.get_by_label("Code, or names of modules").fill(code)
         expect(page.get_by_role("heading", name="Imports found")).to_be_visible()
         expect(page.get_by_role("row", name="the winner")).to_have_count(1)
+        expect(page.get_by_role("status")).to_have_text(re.compile(r"wins: it costs [0-9.]+ "))
         check(page, "explain")
 
 
@@ -248,10 +292,15 @@ def test_the_console_is_accessible_and_used_by_keyboard(shown: Shown, tmp_path: 
 
 def test_pages_fit_a_phone(shown: Shown) -> None:
     """At 360 pixels nothing but tables in their own boxes is scrolled sideways."""
+    call_ids = [call["call_id"] for call in ask("GET", f"{shown.url}/v1/calls").json()]
+    explained = "/explain?asked=" + shown.modules.replace(" ", "+")
     with shown.page("/", phone=True) as page:
         widths = {}
-        for path in ["/explain?asked=" + shown.modules.replace(" ", "+"), "/calls", "/catalogue", "/sql", "/"]:
+        for path in [explained, "/calls", f"/calls/{call_ids[-1]}", "/sql", "/catalogue", "/"]:
             page.goto(shown.url + path)
+            if path == "/catalogue":
+                page.get_by_label("A part of an item's name").fill(shown.modules.split()[-1])
+                expect(page.get_by_role("region", name="Items that match").get_by_role("link").first).to_be_visible()
             widths[path] = page.evaluate("document.documentElement.scrollWidth")
         if DRAWING:
             page.screenshot(path=IMAGES / "cluster-phone.png")
@@ -295,6 +344,38 @@ def test_the_keyboard_reaches_everything_in_order(shown: Shown) -> None:
     assert {outline for _, outline in reached} == {"solid"}
 
 
+@pytest.mark.parametrize(
+    ("path", "order"),
+    [
+        (
+            "/calls",
+            ["Part of the function's name", "Module or item", "State", "Flavor", "Started", "Search", "Latest first"],
+        ),
+        ("/catalogue", ["cpu, generation", "A part of an item's name", "Items that match", "{module}"]),
+        ("/explain", ["Code, or names of modules", "Flavor", "Memory budget", "Explain", "Every option"]),
+    ],
+)
+def test_the_keyboard_reaches_forms_and_what_they_find(shown: Shown, path: str, order: list[str]) -> None:
+    """In the order of the page: the fields, then what was found; what has the focus can be seen."""
+    module = shown.modules.split()[-1]
+    found = {"/calls": "Latest first", "/catalogue": "Items that match", "/explain": "Every option"}[path]
+    with shown.page(path) as page:
+        if path != "/calls":
+            page.get_by_role("main").locator("input[type=search], textarea").fill(module)
+            expect(page.get_by_role("region", name=found)).to_contain_text(module if path == "/catalogue" else "cold")
+        page.get_by_role("main").focus()
+        reached = []
+        for _ in order:
+            page.keyboard.press("Tab")
+            reached.append(page.evaluate(REACHED))
+
+    names = [name for name, _ in reached]
+    assert [name.startswith(start.format(module=module)) for name, start in zip(names, order, strict=True)] == [
+        True
+    ] * len(order), names
+    assert {outline for _, outline in reached} == {"solid"}
+
+
 def test_a_theme_that_was_chosen_stays(shown: Shown) -> None:
     """Over pages, against the system's."""
     with shown.page("/", theme="light") as page:
@@ -324,10 +405,13 @@ def test_signing_in_and_out(shown: Shown, duckdb_template: Path, tmp_path: Path)
     """The token opens the page that was asked for; signed out, it is closed again."""
     shutil.copyfile(duckdb_template, tmp_path / "readie.duckdb")
     with locked_router(tmp_path / "readie.duckdb") as url:
-        context = shown.context()
+        context, seen = shown.context(), Seen()
         page = context.new_page()
+        seen.watch(page, url)
         page.goto(f"{url}/calls")
         check(page)
+        page.set_viewport_size(PHONE)
+        assert page.evaluate("document.documentElement.scrollWidth") == 360
         page.get_by_label("Token for clients").fill("a guess")
         page.keyboard.press("Enter")
         expect(page.get_by_role("alert")).to_contain_text("That is not the token")
@@ -339,6 +423,10 @@ def test_signing_in_and_out(shown: Shown, duckdb_template: Path, tmp_path: Path)
         page.get_by_role("button", name="Sign out").click()
         expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")
         context.close()
+
+    # the console has the status of the page that refused the guess
+    assert ["401" in error for error in seen.errors] == [True]
+    assert seen.elsewhere == []
 
 
 def test_nothing_went_wrong_and_nothing_was_loaded_from_elsewhere(shown: Shown) -> None:

@@ -55,17 +55,36 @@ ENDED: dict[str, Any] = {
 }
 
 
+#: A worker with GPU memory, of which a sandbox that no call has any more uses some.
+WITH_GPU = STATUS | {
+    "flavor": "gpu",
+    "memory_total": 16 * 10**9,
+    "gpu_total": 40 * 10**9,
+    "sandboxes": [{"sandbox_id": "s", "memory": 2 * 10**9, "gpu_memory": 10 * 10**9}],
+}
+ON_GPU = {"function": "tune", "gpu": True, "memory": 4 * 10**9, "gpu_memory": 20 * 10**9}
+
+
+def place(client: httpx.Client, **changes: Any) -> tuple[str, str]:
+    """A call that is placed: its id, and the path of its placement."""
+    placed = client.post("/v1/calls", json=CALL | changes).json()
+    return placed["call_id"], f"/v1/placements/{placed['placement']['placement_id']}"
+
+
 def fill(client: httpx.Client, database: Database) -> str:
-    """A catalogue, a worker that holds it, and a call that was restored and has ended: the call's id."""
+    """A catalogue, a worker that holds it, and a call that was restored and has ended: the call's id. And a worker with
+    GPU memory, where a call was placed that nobody has accepted.
+    """
     import_catalogue(database, read(make_worked_example(alpha=0.006)))
     generation = client.get("/v1/catalogues/cpu").json()["generation"]
     held = {"generation": generation, "checkpoint_ids": ["A", "B", "C"], "restore_fixed": 0.05, "cold_fixed": 0.2}
     assert client.put("/v1/workers/w", json=STATUS | {"generations": [held]}).status_code == 204
-    placed = client.post("/v1/calls", json=CALL).json()
-    placement = f"/v1/placements/{placed['placement']['placement_id']}"
+    call_id, placement = place(client)
     assert client.post(f"{placement}/accept", params={"worker_id": "w"}).status_code == 204
     assert client.put(f"{placement}/result", json=ENDED).status_code == 200
-    return str(placed["call_id"])
+    assert client.put("/v1/workers/GPU-1", json=WITH_GPU).status_code == 204
+    place(client, **ON_GPU)
+    return call_id
 
 
 def words(page: str) -> str:
@@ -73,15 +92,28 @@ def words(page: str) -> str:
     return " ".join(unescape(re.sub(r"<[^>]*>", " ", page)).split())
 
 
+def rows_below(page: str, heading: str) -> list[list[str]]:
+    """What the cells say of the table below the heading with that id, row by row."""
+    section = page.partition(f'<h2 id="{heading}">')[2].partition("</section>")[0]
+    rows = re.findall(r"<tr>(.*?)</tr>", section, re.DOTALL)
+    return [[words(cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL)] for row in rows]
+
+
 @pytest.fixture(scope="module")
-def filled(duckdb_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Client, str]]:
-    """A client of a router without tokens, and the id of the call that it has had."""
+def filled_database(duckdb_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    """The database of the router of `filled`."""
     path = tmp_path_factory.mktemp("dashboard") / "readie.duckdb"
     shutil.copyfile(duckdb_template, path)
     with closing(open_database(f"duckdb:///{path}")) as database:
-        app = create_app(RouterSettings(worker_ttl=3600), database)
-        with TestClient(app, raise_server_exceptions=False) as client:
-            yield client, fill(client, database)
+        yield database
+
+
+@pytest.fixture(scope="module")
+def filled(filled_database: Database) -> Iterator[tuple[httpx.Client, str]]:
+    """A client of a router without tokens, and the id of the call that it has had."""
+    app = create_app(RouterSettings(worker_ttl=3600), filled_database)
+    with TestClient(app, raise_server_exceptions=False) as client:
+        yield client, fill(client, filled_database)
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +158,7 @@ class TestPages:
         with TestClient(create_app(RouterSettings(), database), raise_server_exceptions=False) as client:
             call_id = fill(client, database)
             catalogue = client.get("/v1/catalogues/cpu").json()["sha256"]
+            cluster = client.get("/").text
             said = {
                 path: words(answer.text)
                 for path in [
@@ -139,6 +172,15 @@ class TestPages:
 
         assert "1 ready" in said["/"]
         assert "0 B of 8 GB" in said["/"]
+        # of the worker with GPU memory: used, then striped what the call reserves that was placed there
+        assert (
+            "2 GB + 4 GB reserved of 16 GB GPU memory 10 GB + 20 GB reserved of 40 GB Sandboxes 1 Calls 1" in said["/"]
+        )
+        for what, used in [("Memory", 125.0), ("GPU memory", 250.0)]:
+            for whose in ("gpu workers", "GPU-1"):
+                bar = cluster.partition(f'aria-label="{what} of {whose}: ')[2].partition("</svg>")[0]
+                assert f'class="s1" width="{used}"' in bar
+                assert f'fill="url(#stripes)" x="{used}" width="{2 * used}"' in bar
         assert "train finished w B restored 0.53 s 0.34 s" in said["/calls"]
         call = said[f"/calls/{call_id}"]
         assert "It was to start from B (80 MB): the cheapest start" in call
@@ -187,7 +229,7 @@ class TestPages:
             ("flavor=gpu", False),
             ("started=cold", False),
             ("state=&flavor=&started=&wanted=", True),
-            ("skip=1", False),
+            ("wanted={call_id}&skip=1", False),
         ],
     )
     def test_calls_are_found(self, filled: tuple[httpx.Client, str], asked: str, is_found: bool) -> None:
@@ -198,6 +240,54 @@ class TestPages:
         assert answer.status_code == 200
         assert (f"/calls/{call_id}" in answer.text) is is_found
 
+    @pytest.mark.parametrize(
+        ("asked", "why", "predicted"),
+        [
+            (
+                {"memory": 6_000_000},
+                "Cold: the cheapest start. By the catalogue of that time it costs 0.70 s, and no checkpoint that was an",
+                "Predicted: 0.90 s",
+            ),
+            (
+                {"cold": True},
+                "Cold: asked for. By the catalogue of that time it costs 0.70 s. Every option",
+                "Predicted: 0.90 s",
+            ),
+            (
+                ON_GPU | {"gpu_memory": 10**9},
+                "Cold: worker GPU-1 holds no generation of a gpu catalogue.",
+                "Nothing was predicted: no catalogue priced this start.",
+            ),
+        ],
+        ids=["by choice", "asked for", "without a catalogue"],
+    )
+    def test_a_call_says_why_it_is_cold(
+        self, client: httpx.Client, asked: dict[str, Any], why: str, predicted: str
+    ) -> None:
+        """No checkpoint that fits is cheaper, it was asked for, or the worker's flavor has no catalogue."""
+        call_id, _ = place(client, **asked)
+        said = words(client.get(f"/calls/{call_id}").text)
+
+        assert f"Why cold {why}" in said
+        assert predicted in said
+        assert "Nothing was measured yet" in said
+
+    def test_a_call_says_why_its_checkpoint_was_not_used(self, client: httpx.Client, filled_database: Database) -> None:
+        """The worker's reason, for as long as the result is kept; then that it started cold."""
+        call_id, placement = place(client)
+        client.post(f"{placement}/accept", params={"worker_id": "w"})
+        client.put(f"{placement}/result", json=ENDED | {"started": {"how": "cold", "fallback": "the image is damaged"}})
+        said = words(client.get(f"/calls/{call_id}").text)
+        with filled_database.transaction() as connection:
+            connection.execute(text("DELETE FROM call_results WHERE call_id = :call_id"), {"call_id": call_id})
+        later = words(client.get(f"/calls/{call_id}").text)
+
+        assert "It was to start from B" in said
+        assert "It started cold all the same: the image is damaged" in said
+        assert "cold start: 0.31 s" in said
+        assert "It started cold all the same. The worker's reason is forgotten with the result." in later
+        assert "until ready: 0.34 s" in later
+
     def test_what_was_pasted_is_explained(self, client: httpx.Client) -> None:
         """Code is looked at for its imports, and the page that asks again gets the explanation alone."""
         code = "import pandas as pd\nimport json\n\ndef f():\n    import torch\n"
@@ -205,6 +295,11 @@ class TestPages:
         whole = client.post("/explain", data={"asked": code})
 
         assert "Imports found" in part.text
+        # announced by the line that the page has for it, which the part fills
+        assert 'id="said" class="heard" role="status"></p>' in whole.text
+        assert words(part.text).startswith("C wins: it costs 1.20 s C wins")
+        assert '<div hx-swap-oob="innerHTML:#said">' in part.text
+        assert "hx-swap-oob" not in whole.text
         assert "pandas pandas torch torch" in words(part.text)
         assert "<html" not in part.text
         assert "<html" in whole.text
@@ -267,6 +362,20 @@ class TestItems:
             assert find("%") == []
             assert find(" ") == []
 
+    def test_the_count_is_announced(self, client: httpx.Client) -> None:
+        """By a line of the page, which each answer fills: the table itself is not read out for every letter."""
+        sha256 = client.get("/v1/catalogues/cpu").json()["sha256"]
+        page = client.get("/catalogue").text
+        told = {}
+        for wanted in ["p", "torch", "none", ""]:
+            part = client.get("/catalogue/items", params={"catalogue": sha256, "wanted": wanted}).text
+            told[wanted] = words(
+                re.findall(r'<div hx-swap-oob="innerHTML:#found-count">(.*?)</div>', part, re.DOTALL)[0]
+            )
+
+        assert '<p id="found-count" class="heard" role="status"></p>' in page
+        assert told == {"p": "2 items match", "torch": "1 item matches", "none": "No item matches", "": ""}
+
     def test_savings_are_those_of_the_items(self, database: Database) -> None:
         """What a checkpoint holds is the sum over its items, of an earlier catalogue too."""
         loads = {"a": 0.1, "b": 0.25, "c": 1.5, "d": 0.0}
@@ -282,6 +391,66 @@ class TestItems:
             name: sum(round(loads[key] * 1e9) for key in keys) for name, keys in held.items()
         }
         assert [each.size_ns for each in found] == [0, 20_000_000, 40_000_000, 20_000_000]
+
+
+class TestCatalogue:
+    """What packages cost, what checkpoints hold, and what their size is worth."""
+
+    def test_figures_are_those_of_the_items(self, database: Database) -> None:
+        """Of packages by cost, of each the share that a checkpoint holds, and of checkpoints what they save at most."""
+        items = {"big": make_item(3.0, distribution="big"), "big.sub": make_item(1.0, distribution="big")}
+        items |= {f"p{n:02}": make_item((16 - n) / 100, distribution=f"p{n:02}") for n in range(16)}
+        checkpoints = [
+            make_checkpoint("checkpoint_0", ["big"], 10),
+            make_checkpoint("checkpoint_1", ["big", "big.sub", "p00"], 100),
+        ]
+        distributions = {each["distribution"]: "2.0" for each in items.values()}
+        import_catalogue(database, read(make_document(items, checkpoints, distributions=distributions)))
+        with TestClient(create_app(RouterSettings(), database)) as client:
+            page = client.get("/catalogue").text
+
+        costs, matrix = rows_below(page, "costs"), rows_below(page, "matrix")
+        assert "All 17: the load time of all their items together; all packages have 5.36 s" in words(page)
+        assert costs[1:3] == [["big", "2.0", "2", "", "4.00 s", "2 MB"], ["p00", "2.0", "1", "", "0.16 s", "1 MB"]]
+        assert len(costs) == 1 + 17
+        assert "The 15 that cost most of 17 packages: of each package's load time, the percentage" in words(page)
+        assert matrix[:3] == [["Package", "0", "1"], ["big", "75", "100"], ["p00", "", "100"]]
+        assert matrix[3:] == [[f"p{n:02}", "", ""] for n in range(1, 14)]
+        assert rows_below(page, "savings")[1:] == [
+            ["checkpoint_0", "10 MB", "60.0 ms", "3.00 s", "2.94 s"],
+            ["checkpoint_1", "100 MB", "0.60 s", "4.16 s", "3.56 s"],
+        ]
+
+    def test_another_catalogue_can_be_chosen(self, database: Database) -> None:
+        """The active one is shown at first; an earlier generation, and another flavor, where they are asked for."""
+        earlier, active, gpu = (
+            read(document)
+            for document in (
+                make_document({"old": make_item()}, alpha=0.001),
+                make_worked_example(alpha=0.002),
+                make_worked_example(alpha=0.003, flavor="gpu"),
+            )
+        )
+        for each in (earlier, active, gpu):
+            import_catalogue(database, each)
+        with TestClient(create_app(RouterSettings(), database)) as client:
+            for asked, chosen, holds in [
+                ("", active, "3 items, 1 distributions, 3 checkpoints alpha 0.002 seconds per MB"),
+                (
+                    f"?catalogue={earlier.sha256}",
+                    earlier,
+                    "1 items, 1 distributions, 0 checkpoints alpha 0.001 seconds",
+                ),
+                ("?flavor=gpu", gpu, "3 items, 1 distributions, 3 checkpoints alpha 0.003 seconds per MB"),
+            ]:
+                page = client.get(f"/catalogue{asked}").text
+                links = re.findall(r'<a href="/catalogue\?catalogue=(\w+)"( aria-current="true")?>([^<]*)</a>', page)
+
+                assert [sha256 for sha256, *_ in links] == [each.sha256 for each in (active, earlier, gpu)]
+                assert [sha256 for sha256, is_current, _ in links if is_current] == [chosen.sha256]
+                assert links[0][2] == f"cpu, generation {active.generation[:12]}, active"
+                assert links[1][2].startswith(f"cpu, generation {earlier.generation[:12]}, of 20")
+                assert holds in words(page)
 
 
 class TestSql:
@@ -303,6 +472,24 @@ class TestSql:
         assert file.text == "item,load_ns\r\nnumpy,200000000\r\npandas,500000000\r\ntorch,2000000000\r\n"
         assert file.headers["content-type"] == "text/csv; charset=utf-8"
         assert file.headers["content-disposition"] == 'attachment; filename="readie.csv"'
+
+    def test_an_answer_that_is_too_long_says_so(self, client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The page shows 500 rows and says what a file has at most; a file that was cut says so in its name."""
+        query = "SELECT a.item FROM active_items a" + "".join(f" CROSS JOIN active_items b{n}" for n in range(5))
+
+        def ask(most: int, **form: str) -> httpx.Response:
+            return client.post("/sql", data={"query": f"{query} LIMIT {most}", **form}, headers={"HX-Request": "true"})
+
+        whole, cut = ask(500), ask(501)
+        file = ask(501, **{"as": "csv"})
+        monkeypatch.setattr("app.dashboard.sql.MOST_ROWS", 500)
+        cut_file = ask(501, **{"as": "csv"})
+
+        assert "500 rows item" in words(whole.text)
+        assert "500 rows; there are more: a file has 100,000 at most item" in words(cut.text)
+        assert (cut.text.count("<tr>"), len(file.text.splitlines()), len(cut_file.text.splitlines())) == (501, 502, 501)
+        assert file.headers["content-disposition"] == 'attachment; filename="readie.csv"'
+        assert cut_file.headers["content-disposition"] == 'attachment; filename="readie-first-500-rows.csv"'
 
     def test_a_question_is_put_into_the_console(self, client: httpx.Client) -> None:
         """A link fills the form; nothing runs before somebody asks."""
@@ -423,6 +610,19 @@ class TestSignIn:
             answers.append(locked.get("/", headers=said, follow_redirects=False).status_code)
 
         assert answers == [200] + [303] * len(bad)
+
+    @pytest.mark.timeout(20)
+    def test_a_stream_ends_with_its_cookie(self, locked: TestClient[Any]) -> None:
+        """What follows the cluster is told of it until then, and then has to sign in."""
+        until = int(time.time()) + 2
+        said = {"Cookie": f"{COOKIE}={make_pass(TOKEN, until)}"}
+        stream = locked.get("/events", headers=said)
+        ended = time.time()
+        again = locked.get("/events", headers=said)
+
+        assert (stream.status_code, again.status_code) == (200, 401)
+        assert "event: workers" in stream.text
+        assert until <= ended < until + 1
 
     @pytest.mark.parametrize(
         "elsewhere", ["https://example.org/", "//example.org", "/\\example.org", "javascript:alert(1)"]

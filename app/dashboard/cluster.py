@@ -5,6 +5,8 @@ looks.
 """
 
 import asyncio
+import math
+import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -18,7 +20,7 @@ from litestar.response.sse import ServerSentEventMessage
 from sqlalchemy import Row
 
 from app.api.workers import MOST_WORKERS
-from app.dashboard.render import page, render
+from app.dashboard.render import page, pass_ends, render
 from app.database import Database
 from app.sql import statement
 from app.waiting import WakeUps
@@ -89,21 +91,24 @@ class ClusterWatch:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _reading: "asyncio.Task[None] | None" = None
 
-    async def follow(self) -> AsyncGenerator[ServerSentEventMessage, None]:
-        """Each part, and again each time that it has changed, until the router stops or the browser has gone."""
+    async def follow(self, until: float = math.inf) -> AsyncGenerator[ServerSentEventMessage, None]:
+        """Each part, and again each time that it has changed.
+
+        It ends when the router stops, when the browser has gone, and at `until`, in seconds of the epoch.
+        """
         self._watchers += 1
         if self._reading is None:
             self._reading = asyncio.create_task(self._read_on())
         seen: dict[str, str] = {}
         try:
-            while not self.wake_ups.closed:
+            while not self.wake_ups.closed and (left := until - time.time()) > 0:
                 changed = self._changed  # before looking: what is read from here on sets this one
                 for name, part in self.parts.items():
                     if seen.get(name) != part:
                         seen[name] = part
                         yield ServerSentEventMessage(event=name, data=part)
                 try:
-                    await asyncio.wait_for(changed.wait(), KEEP_ALIVE)
+                    await asyncio.wait_for(changed.wait(), min(KEEP_ALIVE, left))
                 except TimeoutError:
                     yield ServerSentEventMessage(comment="still there", data=None)
         finally:
@@ -138,5 +143,7 @@ def show_cluster(database: NamedDependency[Database]) -> Response[str]:
 
 @get("/events", operation_id="followCluster")
 async def follow_cluster(watch: NamedDependency[ClusterWatch]) -> ServerSentEvent:
-    """The parts of that page as they change."""
-    return ServerSentEvent(watch.follow(), headers={"Cache-Control": "no-store"})
+    """The parts of that page as they change, for as long as who asks is signed in."""
+    ends = pass_ends.get()
+    until = math.inf if ends is None else ends
+    return ServerSentEvent(watch.follow(until), headers={"Cache-Control": "no-store"})

@@ -104,7 +104,9 @@ def _answer(request: WireRequest, serving: Serving, text: str, flavor: str, memo
         context |= {"problem": problem_of(error)}
     whole = "hx-request" not in request.headers
     typed = {"text": text, "flavor": flavor, "memory": memory}
-    return page("explain.html" if whole else "explanation.html", status_code=status, typed=typed, **context)
+    return page(
+        "explain.html" if whole else "explanation.html", status_code=status, whole=whole, typed=typed, **context
+    )
 
 
 def _first_flavor(database: Database) -> str:

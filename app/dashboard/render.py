@@ -34,8 +34,9 @@ HEADERS: Final = {
     "Referrer-Policy": "same-origin",
 }
 
-#: Whether the request that is being answered came with a cookie that was good: pages then offer to sign out.
-signed_in: ContextVar[bool] = ContextVar("signed_in", default=False)
+#: When the cookie ends with which the request that is being answered came, a second of the epoch; None: nobody had to
+#: sign in. With it pages offer to sign out.
+pass_ends: ContextVar[int | None] = ContextVar("pass_ends", default=None)
 
 
 def static_url(name: str) -> str:
@@ -84,7 +85,7 @@ _environment.globals |= {"static": static_url}
 
 def render(template: str, **context: Any) -> str:
     """The text of a template; whatever is put into it is escaped."""
-    return _environment.get_template(template).render(context, signed_in=signed_in.get())
+    return _environment.get_template(template).render(context, signed_in=pass_ends.get() is not None)
 
 
 def page(template: str, *, status_code: int = 200, **context: Any) -> Response[str]:

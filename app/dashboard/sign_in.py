@@ -19,7 +19,7 @@ from litestar.params import QueryParameter
 from litestar.response import Redirect
 
 from app.api import WireRequest, check_text
-from app.dashboard.render import page, signed_in
+from app.dashboard.render import page, pass_ends
 from app.settings import RouterSettings
 from readie.errors import Unauthorized
 
@@ -40,12 +40,13 @@ def make_pass(token: str, until: int) -> str:
     return f"{until}.{digest}"
 
 
-def is_pass(token: str, said: str) -> bool:
-    """Whether a cookie was made with this token and has not ended."""
+def read_pass(token: str, said: str) -> int | None:
+    """When a cookie ends, a second of the epoch; None: it has ended, or was not made with this token."""
     until, _, _ = said.partition(".")
     if not re.fullmatch(r"[0-9]{1,12}", until) or int(until) <= time.time():
-        return False
-    return hmac.compare_digest(make_pass(token, int(until)).encode(), said.encode(errors="replace"))
+        return None
+    is_ours = hmac.compare_digest(make_pass(token, int(until)).encode(), said.encode(errors="replace"))
+    return int(until) if is_ours else None
 
 
 def sign_in_guard(
@@ -54,9 +55,10 @@ def sign_in_guard(
     """A guard that lets those through who have signed in; None: all."""
 
     async def check_pass(connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:
-        if token is not None and not is_pass(token, connection.cookies.get(COOKIE, "")):
+        ends = None if token is None else read_pass(token, connection.cookies.get(COOKIE, ""))
+        if token is not None and ends is None:
             raise Unauthorized("nobody has signed in, or not for a while", "Sign in at /sign-in.")
-        signed_in.set(token is not None)
+        pass_ends.set(ends)
 
     return check_pass
 

@@ -68,11 +68,13 @@ def _ask(database: Database, query: str, *, as_csv: bool, whole: bool) -> Respon
             return _show(database, query, status_code=error.status, problem=problem_of(error))
         return page("sql_answer.html", status_code=error.status, problem=problem_of(error), answer=None)
     if as_csv:
-        headers = {"Content-Disposition": 'attachment; filename="readie.csv"', "Cache-Control": "no-store"}
+        # Where rows were left out, the name says so: a line about it would be taken for a row.
+        name = f"readie-first-{most}-rows.csv" if answer.more else "readie.csv"
+        headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
         return Response(write_csv(answer), media_type="text/csv", headers=headers)
     if whole:
         return _show(database, query, answer=answer)
-    return page("sql_answer.html", problem=None, answer=answer)
+    return page("sql_answer.html", problem=None, answer=answer, most=MOST_ROWS)
 
 
 def _show(database: Database, query: str, *, status_code: int = 200, **context: Any) -> Response[str]:
@@ -88,7 +90,8 @@ def _show(database: Database, query: str, *, status_code: int = 200, **context: 
         query=query,
         questions=list_questions(),
         views=[(name, about, columns.get(name, [])) for name, about in views],
-        limits={"rows": MOST_SHOWN, "seconds": SECONDS, "file": MOST_ROWS},
+        limits={"rows": MOST_SHOWN, "seconds": SECONDS},
+        most=MOST_ROWS,
         reader=database.reader_role(),
         **context,
     )
