@@ -165,7 +165,13 @@ def test_each_command_of_the_page_collects_a_corpus(
     (tmp_path / "examples").mkdir()
     (tmp_path / "examples" / "one.py").write_text("import h5py\n")
     (tmp_path / "notebooks").mkdir()
-    cell = {"cell_type": "code", "source": "import polars", "metadata": {}, "outputs": [], "execution_count": None}
+    cell: dict[str, Any] = {
+        "cell_type": "code",
+        "source": "import polars",
+        "metadata": {},
+        "outputs": [],
+        "execution_count": None,
+    }
     notebook = {"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 4}
     (tmp_path / "notebooks" / "first.ipynb").write_text(json.dumps(notebook))
     block = read_blocks(Path(__file__).parents[1] / "docs" / "corpus.md")[0].text
