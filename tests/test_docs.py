@@ -191,6 +191,7 @@ def test_what_nothing_runs_is_known() -> None:
         "how-to/three-routers.md": 1,
         "metrics.md": 2,
         "resources.md": 1,
+        "rootfs.md": 1,
     }
 
 

@@ -6,7 +6,6 @@ import hashlib
 import importlib.util
 import json
 import os
-import shlex
 import stat
 import subprocess
 import sys
@@ -23,9 +22,7 @@ from pipeline import rootfs_build
 from pipeline.cli import main
 from pipeline.rootfs_build import Built, build_rootfs, check_rootfs, find_loader, made_aside
 from readie.errors import BadSetting, Unavailable
-from tests.pages import prints, read_blocks
 
-PAGE = Path(__file__).parents[1] / "docs" / "rootfs.md"
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its root")
 SYSTEM = Path("/usr/bin/python3")
 RESOURCES = '["dataset:sums"]\nloader = "lower:load"\n'
@@ -396,20 +393,6 @@ class TestDigest:
 
 class TestCommand:
     """What is printed, and what is refused: one message, and nothing left behind."""
-
-    def test_the_command_of_the_page_builds_one(
-        self, command: Command, requirements: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
-        """The first block of docs/rootfs.md is run as it stands, and prints what the next one says."""
-        typed, said = read_blocks(PAGE)[:2]
-        (tmp_path / "requirements.lock").write_bytes(requirements.read_bytes())
-        monkeypatch.chdir(tmp_path)
-        program, name, *arguments = shlex.split(typed.text)
-        done = command(*arguments)
-
-        assert (program, name, done.code) == ("readie-pipeline", "rootfs", 0), done.err
-        assert prints(said.text, done.out)
-        assert run_python(tmp_path / "rootfs", "import lower; print(lower.__name__)") == "lower\n"
 
     def test_it_says_where_and_what(self, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         """Warnings apart from results."""
