@@ -7,11 +7,13 @@ import re
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, TypeVar
+from urllib.parse import urlencode
 
 import httpx
 import msgspec
@@ -24,7 +26,9 @@ from rich.text import Text
 from sqlalchemy import Connection
 
 from app.address import listen
+from app.api.calls import MOST_LISTED, read_calls
 from app.api.catalogues import read_summaries, read_summary
+from app.api.sessions import read_sessions
 from app.api.workers import MOST_WORKERS, read_workers
 from app.application import create_app
 from app.catalogue import activate_catalogue, import_catalogue, load_catalogue_dir
@@ -36,7 +40,15 @@ from app.query import list_views, run_query
 from app.settings import RouterSettings
 from app.tls import server_certificate
 from app.waiting import WakeUps
-from readie.command_line import JsonOption, add_version, print_json, report_checks, run_command_line, waiting
+from readie.command_line import (
+    SINCE_FORMATS,
+    JsonOption,
+    add_version,
+    print_json,
+    report_checks,
+    run_command_line,
+    waiting,
+)
 from readie.document import hash_document
 from readie.errors import (
     BadDocument,
@@ -56,10 +68,14 @@ from readie.settings import check_token, read_settings
 from readie.units import parse_size
 from readie.wire import (
     ActivateRequest,
+    CallState,
+    CallView,
     CatalogueSummary,
     ExplainRequest,
     Explanation,
     ImportedCatalogue,
+    SessionState,
+    SessionView,
     SqlAnswer,
     SqlRequest,
     WorkerView,
@@ -67,6 +83,7 @@ from readie.wire import (
 
 app = typer.Typer(
     help="The Readie router: it places calls on workers, each on the checkpoint that costs least.",
+    epilog="Example: readie-router serve --port 8700",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -83,6 +100,11 @@ RouterUrl = Annotated[
         "--router", envvar="ROUTER_URL", help="Ask the router that serves there, not the database.", show_default=False
     ),
 ]
+WorkerOption = Annotated[
+    str | None, typer.Option("--worker", help="Only those of the worker with this id.", show_default=False)
+]
+LimitOption = Annotated[int, typer.Option(min=1, max=MOST_LISTED, help="How many at most.")]
+OffsetOption = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="How many to leave out first.")]
 #: Seconds that a router may take to import what was sent to it.
 IMPORT_TIMEOUT = 900.0
 
@@ -190,7 +212,7 @@ def import_file(
     settings = _settings(database)
     _check_file(file)
     router = router or _find_router(settings)
-    with waiting(f"Importing {file}"):
+    with waiting(f"Importing {file}", as_json=as_json):
         imported = _import_here(settings, file) if router is None else _send_document(router, settings, file)
     if as_json:
         print_json(imported)
@@ -241,7 +263,7 @@ def export(
 ) -> None:
     """Write a catalogue as a DuckDB file with the views of docs/sql.md, for the duckdb shell and other tools.
 
-    No router and no database is asked. DuckDB 1.2 and later open the file.
+    No router and no database is asked. The file has the storage format of DuckDB 1.2; tried with the shell of 1.5.6.
     """
     if to.exists():
         raise BadFile(f"{to} is there already", "Remove it, or name another file.")
@@ -249,7 +271,7 @@ def export(
         raise BadFile(f"{to}: there is no folder {to.parent}", "Make it, or name another file.")
     _check_file(file)
     with (
-        waiting(f"Exporting {file}"),
+        waiting(f"Exporting {file}", as_json=as_json),
         tempfile.TemporaryDirectory(prefix="readie-export-") as folder,
         replaced(to) as aside,
     ):
@@ -334,9 +356,7 @@ def explain(
         "catalogue": catalogue,
         "items_of": items_of,
     }
-    for name in (*modules, *(package or ()), items_of or ""):
-        if not _is_unicode(name):
-            raise UsageError(f"{name!r} is not text", "Give names as they are written in code.")
+    _check_texts(*modules, *(package or ()), items_of)
     settings = _settings(database)
     if catalogue is not None:
         asked["catalogue"] = _whole_sha256(catalogue, settings, router)
@@ -359,13 +379,13 @@ def explain(
         _print_explanation(explanation)
 
 
-def _is_unicode(text: str) -> bool:
-    """Whether an argument was text, and not any bytes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def _check_texts(*arguments: str | None) -> None:
+    """Raises `UsageError` for an argument that was not text, but any bytes."""
+    for each in arguments:
+        try:
+            (each or "").encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(f"{each!r} is not text", "Give names as they are written in code.") from error
 
 
 @app.command(epilog="Example: readie-router catalogues --json")
@@ -418,6 +438,109 @@ def workers(as_json: JsonOption = False, database: DatabaseUrl = None, router: R
             f"{each.heard_at:%H:%M:%S}",
         )
     _print(table)
+
+
+@app.command(epilog="Example: readie-router calls --state failed --since 2026-11-30")
+def calls(
+    *,
+    state: Annotated[CallState | None, typer.Option(help="Only those in this state.", show_default=False)] = None,
+    function: Annotated[
+        str | None, typer.Option(help="Only those of the function with this name.", show_default=False)
+    ] = None,
+    worker: WorkerOption = None,
+    since: Annotated[
+        datetime | None,
+        typer.Option(help="Only those placed then or later; a time in UTC.", formats=SINCE_FORMATS, show_default=False),
+    ] = None,
+    limit: LimitOption = 100,
+    offset: OffsetOption = 0,
+    as_json: JsonOption = False,
+    database: DatabaseUrl = None,
+    router: RouterUrl = None,
+) -> None:
+    """List the calls, the latest first: where they were placed, and how long it took until they were ready."""
+    _check_texts(function, worker)
+    moment = None if since is None else since.replace(tzinfo=UTC)
+    asked: dict[str, str | None] = {"state": state, "function": function, "worker_id": worker}
+    asked["since"] = None if moment is None else moment.isoformat()
+    views = _read(
+        _settings(database),
+        router,
+        lambda connection: read_calls(
+            connection, state=state, function=function, worker_id=worker, since=moment, limit=limit, offset=offset
+        ),
+        _page("/v1/calls", asked, limit, offset),
+        list[CallView],
+    )
+    if as_json:
+        print_json(views)
+        return
+    table = Table("call", "function", "state", "placed", "worker", "checkpoint", "predicted s", "ready s")
+    for column in table.columns[-2:]:
+        column.justify = "right"
+    for each in views:
+        table.add_row(
+            each.call_id,
+            Text(each.function),
+            each.state,
+            f"{each.created_at:%Y-%m-%d %H:%M:%S}",
+            each.worker_id,
+            Text(each.checkpoint_id or ""),
+            "" if each.predicted_ready is None else f"{each.predicted_ready:.3f}",
+            "" if each.measured_ready is None else f"{each.measured_ready:.3f}",
+        )
+    _print(table)
+    _say_if_full(views, limit)
+
+
+@app.command(epilog="Example: readie-router sessions --state busy")
+def sessions(
+    *,
+    state: Annotated[SessionState | None, typer.Option(help="Only those in this state.", show_default=False)] = None,
+    worker: WorkerOption = None,
+    limit: LimitOption = 100,
+    offset: OffsetOption = 0,
+    as_json: JsonOption = False,
+    database: DatabaseUrl = None,
+    router: RouterUrl = None,
+) -> None:
+    """List the sessions, the latest first; those that have expired are remembered for a day."""
+    _check_texts(worker)
+    views = _read(
+        _settings(database),
+        router,
+        lambda connection: read_sessions(connection, state=state, worker_id=worker, limit=limit, offset=offset),
+        _page("/v1/sessions", {"state": state, "worker_id": worker}, limit, offset),
+        list[SessionView],
+    )
+    if as_json:
+        print_json(views)
+        return
+    table = Table("session", "worker", "state", "call", "waiting", "memory", "begun", "used")
+    for each in views:
+        table.add_row(
+            each.session_id,
+            each.worker_id,
+            each.state,
+            each.call_id,
+            str(each.waiting),
+            "" if each.memory is None else f"{each.memory / 2**30:.1f} GiB",
+            f"{each.created_at:%Y-%m-%d %H:%M:%S}",
+            f"{each.used_at:%Y-%m-%d %H:%M:%S}",
+        )
+    _print(table)
+    _say_if_full(views, limit)
+
+
+def _page(path: str, asked: Mapping[str, str | None], limit: int, offset: int) -> tuple[str, str, None]:
+    """The route of a list: what is None is not asked for."""
+    query = {name: value for name, value in asked.items() if value is not None}
+    return "GET", f"{path}?{urlencode({**query, 'limit': limit, 'offset': offset})}", None
+
+
+def _say_if_full(listed: Sequence[object], limit: int) -> None:
+    if len(listed) == limit:
+        _say(f"These are {limit}, and there may be more: --limit and --offset show others.")
 
 
 @app.command(epilog="Example: readie-router sql 'SELECT * FROM package_costs ORDER BY load_ns DESC LIMIT 5'")

@@ -171,7 +171,7 @@ def reference() -> str:
     lines += ["Every option that has a variable takes its default from it. Each command has `--help`.", ""]
     for name, cli in COMMANDS.items():
         group: Any = typer.main.get_command(cli)
-        lines += [f"### {name}", "", group.help, ""]
+        lines += [f"### {name}", "", group.help, "", "```sh", group.epilog.removeprefix("Example: "), "```", ""]
         for command in group.commands.values():
             lines += describe_command(f"{name} {command.name}", command)
     lines += [

@@ -28,7 +28,7 @@ from pipeline.rootfs_build import build_rootfs, check_rootfs
 from pipeline.verify import verify as run_verification
 from pipeline.verify import write_verification
 from pipeline.what_if import HeldOut, WhatIf, explore_limits, hold_out, plot_what_if, write_held_out, write_what_if
-from readie.command_line import JsonOption, add_version, print_json, report_checks, run_command_line
+from readie.command_line import SINCE_FORMATS, JsonOption, add_version, print_json, report_checks, run_command_line
 from readie.errors import BadFile, BadSetting, Unavailable, UsageError
 from readie.flavor import Flavor, check_gpu, parse_flavor
 from readie.units import MAX_ALPHA, MB, parse_size
@@ -36,6 +36,7 @@ from readie.units import MAX_ALPHA, MB, parse_size
 app = typer.Typer(
     name="readie-pipeline",
     help="From example code to a catalogue: corpus, analyze, plan, capture; or all of it: generation.",
+    epilog="Example: readie-pipeline generation --rootfs rootfs --out generation examples",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -124,7 +125,6 @@ CheckpointMbOption = Annotated[
 ]
 
 DEFAULT_OUT = Path("generation")
-SINCE_FORMATS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%SZ"]
 LIMITS = Limits()
 SHOWN_CHANGES = 20
 

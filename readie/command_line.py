@@ -18,6 +18,9 @@ from readie.wire import Answer
 
 INTERRUPTED = 130  # the exit code after Ctrl-C
 
+#: How a time is given: a day, or a moment, in UTC.
+SINCE_FORMATS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%SZ"]
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -83,9 +86,11 @@ def run_command_line(name: str, app: typer.Typer, *, stopped: str = "stopped") -
 
 
 @contextmanager
-def waiting(text: str) -> Iterator[None]:
-    """Shows on a terminal that something is still being done; elsewhere nothing."""
+def waiting(text: str, *, as_json: bool = False) -> Iterator[None]:
+    """Shows on a terminal that something is still being done; elsewhere it is one line, and none for who wants JSON."""
     if not sys.stderr.isatty():
+        if not as_json:
+            print(f"{text} …", file=sys.stderr, flush=True)
         yield
         return
     from rich.console import Console

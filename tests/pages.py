@@ -4,7 +4,7 @@ What a block is to be, a comment on the line before it says, which readers do no
 
 - `<!-- file: NAME -->`: the block is what the file NAME is to hold.
 - `<!-- not run: REASON -->`: nothing here runs it.
-- `<!-- run by: tests/test_x.py::test_y -->`: that test does.
+- `<!-- run by: tests/test_x.py::test_y -->`: that test runs it, or the same command with other arguments.
 - `<!-- exit: 1 -->`: the command is to end so.
 
 Without one, `sh` is for the terminal, and `text` is what the block before it prints. There, any number stands for any

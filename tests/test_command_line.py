@@ -1,20 +1,29 @@
 """What the three command lines do alike."""
 
 import contextlib
+import logging
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import pytest
+import structlog
 import typer
 
 import pipeline.progress
+from app.catalogue import import_catalogue
+from app.database import open_database
 from readie.command_line import run_command_line, waiting
+from readie.logs import log_to_stderr
+from tests.catalogues import make_worked_example, read
 from tests.commands import COMMAND_LINES, COMMANDS
 
 ROOT = Path(__file__).parent.parent
@@ -128,20 +137,35 @@ def test_each_says_its_version(name: str, capsys: pytest.CaptureFixture[str], mo
     assert (ended.value.code, capsys.readouterr().out) == (0, f"{name} {version('readie')}\n")
 
 
+@pytest.mark.parametrize("name", COMMAND_LINES)
+def test_the_help_of_each_has_an_example(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of each command has one: a line to type, with a command that there is."""
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        run_command_line(name, COMMAND_LINES[name])
+    (example,) = re.findall(rf"Example: .*({name} \w+)", capsys.readouterr().out)
+
+    assert (ended.value.code, example in COMMANDS) == (0, True)
+
+
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-7]|9[0-7])(?:;\d+)*m")
 
 
-def on_a_terminal(*arguments: str, **environ: str) -> tuple[int, str]:
-    """The exit code of a command, and what it shows on a terminal."""
+@contextmanager
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Both outputs of this process are a terminal; what it has shown is in the list afterwards."""
     ours, theirs = pty.openpty()
-    clean: dict[str, Any] = {name: value for name, value in os.environ.items() if name not in {"NO_COLOR", "ROOTFS"}}
-    command = [sys.executable, "-m", *arguments]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs, env=clean | {"TERM": "xterm-256color"} | environ
-    ) as process:
-        os.close(theirs)
-        shown = read_terminal(ours)
-    return process.returncode, shown
+    shown: list[str] = []
+    reader = threading.Thread(target=lambda: shown.append(read_terminal(ours)))  # it holds no more than some KB
+    reader.start()
+    with os.fdopen(theirs, "w") as file, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", file)
+        patch.setattr(sys, "stderr", file)
+        yield shown
+    reader.join()
 
 
 def read_terminal(ours: int) -> str:
@@ -154,25 +178,79 @@ def read_terminal(ours: int) -> str:
     return shown.decode()
 
 
-def test_colours_obey_no_color() -> None:
-    """On a terminal a failure is shown in colour, unless NO_COLOR is set."""
-    code, coloured = on_a_terminal("worker", "doctor")
-    _, plain = on_a_terminal("worker", "doctor", NO_COLOR="1")
+@pytest.fixture
+def colourful(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An environment in which a terminal is shown colours, and no settings but a folder of its own."""
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "ROOTFS", "DATABASE_URL", "ROUTER_URL", "PIPELINE_OUT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.chdir(tmp_path)
 
-    assert code == 1
+
+def show(line: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What a command line shows on a terminal."""
+    name, *arguments = line.split()
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    with terminal(monkeypatch) as shown, pytest.raises(SystemExit):
+        run_command_line(name, COMMAND_LINES[name])
+    return shown[0]
+
+
+@pytest.mark.usefixtures("colourful")
+@pytest.mark.parametrize("line", [*(f"{name} --help" for name in COMMAND_LINES), "readie-worker doctor"])
+def test_colours_obey_no_color(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal help and checks are shown in colours, and in none where NO_COLOR is set."""
+    coloured = show(line, monkeypatch)
+    monkeypatch.setenv("NO_COLOR", "1")
+    plain = show(line, monkeypatch)
+
     assert COLOUR.search(coloured)
-    assert "ROOTFS is not set" in plain
     assert not COLOUR.search(plain)
+    assert re.search("Usage|ROOTFS is not set", plain)
+
+
+@pytest.mark.usefixtures("colourful")
+def test_tables_obey_no_color(monkeypatch: pytest.MonkeyPatch, duckdb_template: Path, tmp_path: Path) -> None:
+    """Their headings are bold on a terminal, and nothing in them has a colour with NO_COLOR."""
+    shutil.copyfile(duckdb_template, tmp_path / "readie.duckdb")
+    with closing(open_database(f"duckdb:///{tmp_path}/readie.duckdb")) as database:
+        import_catalogue(database, read(make_worked_example()))
+    monkeypatch.setenv("COLUMNS", "200")
+    bold = show("readie-router catalogues", monkeypatch)
+    monkeypatch.setenv("NO_COLOR", "1")
+    plain = show("readie-router catalogues", monkeypatch)
+
+    assert "\x1b[1m" in bold
+    assert re.search("cpu.*yes.*0\\.006", plain)
+    assert not COLOUR.search(plain)
+
+
+@pytest.mark.usefixtures("colourful")
+def test_logs_obey_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of router and worker, which are the same."""
+    with terminal(monkeypatch) as coloured:
+        log_to_stderr(logging.INFO)
+        structlog.get_logger().info("ready", worker_id="w")
+    monkeypatch.setenv("NO_COLOR", "1")
+    with terminal(monkeypatch) as plain:
+        log_to_stderr(logging.INFO)
+        structlog.get_logger().info("ready", worker_id="w")
+
+    assert COLOUR.search(coloured[0])
+    assert "worker_id=w" in plain[0]
+    assert not COLOUR.search(plain[0])
 
 
 def test_progress_is_a_bar_on_a_terminal_and_lines_in_a_pipe(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a pipe there is a plain line now and then, or nothing where there are no steps, and no control character."""
+    """In a pipe there is a plain line now and then, or one where there are no steps, and no control character."""
     monkeypatch.setattr(pipeline.progress, "_EVERY_S", 0.0)
     monkeypatch.setenv("TERM", "xterm")
-    with pipeline.progress.Progress("measuring", 2) as progress, waiting("Importing"):
+    with waiting("Importing"), pipeline.progress.Progress("measuring", 2) as progress:
         progress.advance("numpy")
+    with waiting("Exporting", as_json=True):
+        pass
     in_a_pipe = capsys.readouterr().err
     ours, theirs = pty.openpty()
     with os.fdopen(theirs, "w") as terminal:
@@ -184,7 +262,7 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_in_a_pipe(
         monkeypatch.undo()
     on_terminal = read_terminal(ours)
 
-    assert in_a_pipe == "  measuring: 1 of 2 (numpy)\n"
+    assert in_a_pipe == "Importing …\n  measuring: 1 of 2 (numpy)\n"
     assert "1/2" in on_terminal
     assert "Importing" in on_terminal
     assert "\x1b[" in on_terminal

@@ -23,7 +23,12 @@ from worker.settings import WorkerSettings
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "docs" / "reference.md"
-PAGES = [ROOT / "README.md", ROOT / "catalogues" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "catalogues" / "README.md",
+    ROOT / "corpora" / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 SETTINGS: list[type[msgspec.Struct]] = [RouterSettings, WorkerSettings, ClientSettings]
 
 
@@ -133,6 +138,18 @@ def test_commands_that_the_pages_name_exist() -> None:
     assert set() == said - set(COMMANDS)
 
 
+def test_targets_of_make_that_the_pages_name_exist() -> None:
+    """Whoever types a `make` of README, docs or CHANGELOG finds it in the Makefile."""
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    texts = [page.read_text(encoding="utf-8") for page in [*PAGES, ROOT / "CHANGELOG.md"]]
+    typed = [line for block in BLOCKS if block.language == "sh" for line in block.text.splitlines()]
+    typed += [span for text in texts for span in re.findall(r"`([^`\n]+)`", text)]
+    said = {found[1] for line in typed if (found := re.match(r"make ([a-z]+)", line))}
+
+    assert {"demo", "setup"} <= said
+    assert said - targets == set()
+
+
 def name_of(page: Path) -> str:
     """Within docs/, or from the top."""
     return page.relative_to(ROOT / "docs" if (ROOT / "docs") in page.parents else ROOT).as_posix()
@@ -165,13 +182,16 @@ def test_what_nothing_runs_is_known() -> None:
         "README.md": 1,  # make demo, make test: .ci/run does both
         "benchmarks.md": 1,
         "catalogues/README.md": 2,
+        "corpora/README.md": 1,
         "gvisor.md": 2,
+        "how-to/add-a-package.md": 1,
         "how-to/debug-a-cold-start.md": 1,
-        "how-to/plan-from-production.md": 1,
+        "how-to/plan-from-production.md": 2,
         "how-to/roll-out.md": 1,
         "how-to/three-routers.md": 1,
         "metrics.md": 2,
         "resources.md": 1,
+        "rootfs.md": 1,
     }
 
 

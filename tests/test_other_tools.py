@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.catalogues import make_worked_example, write
+from readie.projection import write_projection
+from tests.catalogues import make_worked_example, read, write
+from tests.pages import read_blocks
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "other-tools.md").read_text(encoding="utf-8")
@@ -71,3 +73,15 @@ def test_a_duckdb_file_has_the_views(tmp_path: Path) -> None:
     assert shown.startswith("cpu.duckdb: cpu, 3 items, 3 checkpoints\n")
     assert re.findall(r"│ (\w+) +│ +(\d+\.\d+) │", shown) == [("dist", "2.7")]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["catalogues", "cpu.duckdb"]
+
+
+def test_the_shell_answers_with_the_views_over_parquet_files(tmp_path: Path) -> None:
+    """The block of docs/sql.md, in a folder that has what a checkout has: the files alone, and no router."""
+    (block,) = [
+        block.text for block in read_blocks(ROOT / "docs" / "sql.md") if block.section.startswith("Without a router")
+    ]
+    (tmp_path / "catalogues").mkdir()
+    write_projection(read(make_worked_example()), tmp_path / "catalogues" / "cpu.parquet")
+    (tmp_path / "app").symlink_to(ROOT / "app")
+
+    assert re.findall(r"│ (\w+) +│ +(\d+\.\d+) │", run_shell(block, tmp_path)) == [("dist", "2.7")]

@@ -1,6 +1,7 @@
 """The wheel and the source distribution: what is in them, and that each works alone, from the built file."""
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+from tests.catalogues import make_worked_example, write
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("readie", "app", "migrations", "pipeline", "worker")
@@ -134,6 +137,38 @@ def closure(requirements: list[Requirement]) -> set[str]:
     return found
 
 
+def asked_for(metadata: Message, *extras: str) -> list[Requirement]:
+    """What the wheel asks for with these extras, and with those of its own that they name."""
+    requirements = [Requirement(text) for text in metadata.get_all("Requires-Dist", [])]
+    names = {"", *extras}
+    while True:
+        wanted = [
+            each
+            for each in requirements
+            if each.marker is None or any(each.marker.evaluate({"extra": name}) for name in names)
+        ]
+        more = {name for each in wanted if each.name == "readie" for name in each.extras}
+        if more <= names:
+            return [each for each in wanted if each.name != "readie"]
+        names |= more
+
+
+def test_all_is_what_the_parts_ask_for(metadata: Message) -> None:
+    """No more and no less, and all of it is installed here in versions that it accepts."""
+
+    def asked(*extras: str) -> set[tuple[str, str, frozenset[str]]]:
+        return {
+            (canonicalize_name(each.name), str(each.specifier), frozenset(each.extras))
+            for each in asked_for(metadata, *extras)
+        }
+
+    everything = asked_for(metadata, "all")
+
+    assert len(everything) > len(CLIENT)
+    assert asked("all") == asked("router") | asked("pipeline") | asked("worker") | asked("document")
+    assert [str(each) for each in everything if not each.specifier.contains(distribution(each.name).version)] == []
+
+
 def make_environment(folder: Path, metadata: Message, *extras: str) -> Path:
     """The packages' folder of a new environment with exactly what the wheel asks for with these extras, and not the wheel.
 
@@ -141,18 +176,7 @@ def make_environment(folder: Path, metadata: Message, *extras: str) -> Path:
     """
     venv.create(folder, symlinks=True)
     site = next(folder.glob("lib/python3*/site-packages"))
-    requirements = [Requirement(text) for text in metadata.get_all("Requires-Dist", [])]
-    names = set(extras)
-    for each in requirements:  # extras of readie's own name other extras of it
-        if each.marker is not None and any(each.marker.evaluate({"extra": extra}) for extra in extras):
-            names |= each.extras if each.name == "readie" else set()
-    wanted = [
-        each
-        for each in requirements
-        if each.name != "readie"
-        and (each.marker is None or any(each.marker.evaluate({"extra": name}) for name in names))
-    ]
-    for name in closure(wanted):
+    for name in closure(asked_for(metadata, *extras)):
         found = distribution(name)
         for top in {file.parts[0] for file in found.files or [] if file.parts[0] not in {"..", "__pycache__"}}:
             if not (site / top).exists():
@@ -171,8 +195,23 @@ def client(built: tuple[Path, Path], metadata: Message, tmp_path_factory: pytest
     return folder / "bin" / "python"
 
 
-def test_the_client_alone_can_be_used(client: Path, metadata: Message, tmp_path: Path) -> None:
-    """It knows its version, and a call gets as far as to look for a router."""
+@pytest.fixture(scope="module")
+def client_from_source(built: tuple[Path, Path], metadata: Message, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same from the source distribution, which pip builds with the backend that is installed here."""
+    folder = tmp_path_factory.mktemp("client-from-source")
+    site = make_environment(folder, metadata)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--no-index"]
+    done = run(*pip, "--no-compile", "--no-build-isolation", "--no-deps", "--target", site, built[0], cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "bin" / "python"
+
+
+@pytest.mark.parametrize("installed", ["client", "client_from_source"])
+def test_the_client_alone_can_be_used(
+    installed: str, metadata: Message, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """From wheel and source distribution: it knows its version, and a call gets as far as to look for a router."""
+    client: Path = request.getfixturevalue(installed)
     program = """
 from readie import RouterUnreachable, remote
 from readie.version import this_version
@@ -195,14 +234,19 @@ def test_the_client_alone_says_what_a_command_lacks(client: Path, part: str, tmp
     assert re.fullmatch(rf"readie-{part}: \w+ is not installed. Run pip install 'readie\[{part}\]'\n", done.stderr)
 
 
-#: What each part does with its extra alone: modules with their arguments, each with a part of what it prints.
+READ_CATALOGUE = (
+    "from pathlib import Path; from readie.projection import load_catalogue; "
+    "print(*[each.checkpoint_id for each in load_catalogue(Path('cpu.json')).checkpoints])"
+)
+#: What each part does with its extra alone: what Python is to run, each with a part of what it prints.
 USES: Mapping[str, list[tuple[str, str]]] = {
     "router": [
-        ("app upgrade --database duckdb:///made.duckdb", "up to date"),
-        ("alembic -c {site}/migrations/alembic.ini current", "(head)"),
+        ("-m app upgrade --database duckdb:///made.duckdb", "up to date"),
+        ("-m alembic -c {site}/migrations/alembic.ini current", "(head)"),
     ],
-    "pipeline": [("pipeline corpus example.py", "1 import sets")],
-    "worker": [("worker describe --rootfs environment", "python ")],
+    "pipeline": [("-m pipeline corpus example.py", "1 import sets")],
+    "worker": [("-m worker describe --rootfs environment", "python ")],
+    "document": [(f'-c "{READ_CATALOGUE}"', "A B C")],
 }
 
 
@@ -214,10 +258,11 @@ def test_each_part_works_with_its_extra_alone(part: str, client: Path, metadata:
         if path.name in PACKAGES or path.name.startswith("readie-"):
             (site / path.name).symlink_to(path)
     (tmp_path / "example.py").write_text("import numpy\n")
+    write(tmp_path / "cpu.json", make_worked_example())
     for command, said in USES[part]:
-        arguments = command.format(site=site).split()
+        arguments = shlex.split(command.format(site=site))
         python = tmp_path / "environment" / "bin" / "python"
-        done = run(python, "-m", *arguments, cwd=tmp_path, DATABASE_URL="duckdb:///made.duckdb")
+        done = run(python, *arguments, cwd=tmp_path, DATABASE_URL="duckdb:///made.duckdb")
 
         assert done.returncode == 0, done.stderr
         assert said in done.stdout

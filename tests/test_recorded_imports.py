@@ -1,6 +1,7 @@
 """What calls were recorded to import, told by the router and taken for a corpus (DESIGN §9)."""
 
 import json
+import shlex
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -18,6 +19,7 @@ from app.settings import RouterSettings
 from pipeline.cli import app as pipeline
 from pipeline.corpus import ImportSet, read_corpus
 from readie.errors import Unauthorized
+from tests.pages import read_blocks
 from tests.routers import serving
 
 CALL: dict[str, Any] = {"payload": "", "python": "3.11"}
@@ -115,13 +117,11 @@ def test_bad_parameters_are_refused(client: httpx.Client, parameters: dict[str, 
     assert answer.headers["content-type"] == "application/problem+json"
 
 
-def test_a_corpus_is_taken_from_a_router_that_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over a real process, with its token: recorded sets and example code are one corpus; a wrong token is named."""
-    monkeypatch.delenv("AUTH_TOKEN", raising=False)
-    example = tmp_path / "example.py"
-    example.write_text("import zarr\nimport numpy.linalg\n")
-    settings = {"DATABASE_URL": f"duckdb:///{tmp_path}/readie.duckdb", "AUTH_TOKEN": "secret", "WORKER_TOKEN": "other"}
-    with serving(**settings) as (_, url, _):
+@pytest.fixture(scope="module")
+def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a real router that has recorded four calls, three of them for modules to plan for."""
+    file = tmp_path_factory.mktemp("router") / "readie.duckdb"
+    with serving(DATABASE_URL=f"duckdb:///{file}", AUTH_TOKEN="secret", WORKER_TOKEN="other") as (_, url, _):
         with httpx.Client(base_url=url, trust_env=False, headers={"Authorization": "Bearer secret"}) as client:
             headers = {"Authorization": "Bearer other"}
             assert client.put("/v1/workers/w", json=STATUS, headers=headers).status_code == 204
@@ -132,14 +132,56 @@ def test_a_corpus_is_taken_from_a_router_that_serves(tmp_path: Path, monkeypatch
                 ["os"],
             ):
                 place(client, *modules)
-            assert httpx.get(url + ROUTE, trust_env=False).status_code == 401
-        arguments = ["corpus", "--from-router", url, "--out", str(tmp_path / "out"), str(example), "--json"]
-        refused = CliRunner().invoke(pipeline, arguments)
-        monkeypatch.setenv("AUTH_TOKEN", "secret")
-        taken = CliRunner().invoke(pipeline, arguments)
+        yield url
 
+
+def test_a_corpus_is_taken_from_a_router_that_serves(
+    router: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its token: recorded sets and example code are one corpus; a wrong token is named."""
+    monkeypatch.delenv("AUTH_TOKEN", raising=False)
+    example = tmp_path / "example.py"
+    example.write_text("import zarr\nimport numpy.linalg\n")
+    arguments = ["corpus", "--from-router", router, "--out", str(tmp_path / "out"), str(example), "--json"]
+    refused = CliRunner().invoke(pipeline, arguments)
+    monkeypatch.setenv("AUTH_TOKEN", "secret")
+    taken = CliRunner().invoke(pipeline, arguments)
+
+    assert httpx.get(router + ROUTE, trust_env=False).status_code == 401
     assert isinstance(refused.exception, Unauthorized)
     assert taken.exit_code == 0, taken.output
     assert json.loads(taken.stdout)["recorded_calls"] == 3
     expected = [ImportSet(("numpy.linalg", "zarr"), 3, (str(example),)), ImportSet(("torch",), 1)]
     assert read_corpus(tmp_path / "out" / "corpus.jsonl") == expected
+
+
+def test_each_command_of_the_page_collects_a_corpus(
+    router: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first block of docs/corpus.md, line by line; its routers are the one that serves here, its date is past."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PIPELINE_OUT", raising=False)
+    monkeypatch.setenv("AUTH_TOKEN", "secret")
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "one.py").write_text("import h5py\n")
+    (tmp_path / "notebooks").mkdir()
+    cell: dict[str, Any] = {
+        "cell_type": "code",
+        "source": "import polars",
+        "metadata": {},
+        "outputs": [],
+        "execution_count": None,
+    }
+    notebook = {"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 4}
+    (tmp_path / "notebooks" / "first.ipynb").write_text(json.dumps(notebook))
+    block = read_blocks(Path(__file__).parents[1] / "docs" / "corpus.md")[0].text
+    found = []
+    for line in block.splitlines():
+        program, *words = shlex.split(line, comments=True)
+        instead = {"https://router.example.org": router, "http://127.0.0.1:8700": router, "2026-11-01": "2000-01-01"}
+        done = CliRunner().invoke(pipeline, [instead.get(word, word) for word in words])
+        assert (program, done.exit_code) == ("readie-pipeline", 0), done.output
+        found.append({one.modules for one in read_corpus(tmp_path / "generation" / "corpus.jsonl")})
+
+    recorded = {("numpy.linalg", "zarr"), ("torch",)}
+    assert found == [{("h5py",), ("polars",)}, recorded, {("h5py",)} | recorded]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 import structlog
 from sqlalchemy import make_url
@@ -22,9 +23,12 @@ from sqlalchemy import make_url
 from app.catalogue import import_catalogue
 from app.cli import main
 from app.database import Database, open_database
+from app.lease import accept_placements, end_placements
 from app.liveness import report_status
+from app.placement import place_call
+from app.settings import RouterSettings
 from readie.flavor import Flavor
-from readie.wire import WorkerStatus
+from readie.wire import CallRequest, Phases, Result, Started, WorkerStatus
 from tests.catalogues import make_worked_example, read, write
 from tests.routers import SETTINGS, ask, serving
 
@@ -80,11 +84,33 @@ def filled(database: Database, database_url: str) -> str:
     return database_url
 
 
+@pytest.fixture
+def called(database: Database, database_url: str) -> str:
+    """The URL of a database with a call that has ended on worker w, and one of a session on v that has not."""
+
+    def place(worker_id: str, **asked: Any) -> str:
+        request = CallRequest(payload=b"secret", python="3.11", **asked)
+        with database.transaction() as connection:
+            report_status(connection, worker_id, STATUS)
+            return place_call(connection, database, RouterSettings(), request).placement.placement_id
+
+    ended = place("w", function="train", cold=True)
+    result = Result(outcome="returned", started=Started(how="cold"), phases=Phases(ready=0.5))
+    with database.transaction() as connection:
+        assert accept_placements(connection, [(ended, "w")]) == [None]
+        end_placements(connection, [(ended, result)])
+        report_status(connection, "w", msgspec.structs.replace(STATUS, state="removed"))
+    place("v", function="parse [red]", session_id="notebook-7", memory=2**30)
+    database.close()
+    return database_url
+
+
 # ---- what commands print ----
 
 
 @pytest.mark.parametrize(
-    "command", ["serve", "upgrade", "import", "activate", "explain", "catalogues", "workers", "doctor"]
+    "command",
+    ["serve", "upgrade", "import", "activate", "explain", "catalogues", "workers", "calls", "sessions", "doctor"],
 )
 def test_every_command_has_help_with_an_example(cli: Any, command: str) -> None:
     """A sentence, the options with their environment variables, an example."""
@@ -162,6 +188,65 @@ def test_lists_are_tables(cli: Any, filled: str) -> None:
     """Catalogues and workers, a line each."""
     assert re.search(r"cpu.*yes.*0\.006.*3", cli("catalogues", DATABASE_URL=filled).out)
     assert re.search(r"w.*cpu.*ready.*fork.*3\.11\.7.*0\.0 of 4\.0 GiB", cli("workers").out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "functions"),
+    [
+        ([], ["parse [red]", "train"]),
+        (["--state", "finished"], ["train"]),
+        (["--function", "parse [red]"], ["parse [red]"]),
+        (["--worker", "w"], ["train"]),
+        (["--worker", "nobody"], []),
+        (["--since", "2000-01-01", "--limit", "1"], ["parse [red]"]),
+        (["--limit", "1", "--offset", "1"], ["train"]),
+        (["--since", "2126-01-01T00:00:00Z"], []),
+    ],
+)
+@pytest.mark.parametrize("kind", ["duckdb"], indirect=True)
+def test_calls_are_chosen_as_in_the_api(cli: Any, called: str, arguments: list[str], functions: list[str]) -> None:
+    """By state, function, worker and time, the latest first, a page of them."""
+    run = cli("calls", "--json", *arguments, DATABASE_URL=called)
+
+    assert [each["function"] for each in json.loads(run.out)] == functions
+
+
+def test_calls_are_a_table(cli: Any, called: str) -> None:
+    """A line each, with the seconds to ready; what a client named is no markup; a full page says so."""
+    run = cli("calls", "--limit", "2", DATABASE_URL=called)
+    later, earlier = [line for line in run.out.splitlines() if re.search("[0-9a-f]{32}", line)]
+
+    assert re.search(r"parse \[red\] .* placed .* v ", later)
+    assert re.search(r"train .* finished .* w .* 0\.500 ", earlier)
+    assert "These are 2, and there may be more: --limit" in run.err
+    assert cli("calls").err == ""
+
+
+def test_sessions_are_listed_by_state_and_worker(cli: Any, called: str) -> None:
+    """As a table and as JSON."""
+    table = cli("sessions", "--worker", "v", DATABASE_URL=called)
+    (busy,) = json.loads(cli("sessions", "--state", "busy", "--json").out)
+
+    assert re.search(r"notebook-7 .* v .* busy .*[0-9a-f]{32} .* 0 ", table.out)
+    assert (busy["session_id"], busy["worker_id"]) == ("notebook-7", "v")
+    assert json.loads(cli("sessions", "--state", "idle", "--json").out) == []
+    assert json.loads(cli("sessions", "--worker", "w", "--json").out) == []
+
+
+def test_lists_of_a_router_are_those_of_its_database(cli: Any) -> None:
+    """Calls and sessions are asked of it with the same options, whatever is in them."""
+    body = {"flavor": "cpu", "state": "ready", "python": "3.11.7", "runtime": "fork"}
+    call = {"payload": "", "python": "3.11", "function": "a b&c", "session_id": "s"}
+    with serving() as (_, url, _):
+        ask("PUT", f"{url}/v1/workers/w", json=body)
+        placed = ask("POST", f"{url}/v1/calls", json=call).json()
+        chosen = ["--worker", "w", "--since", "2000-01-01", "--function", "a b&c", "--state", "placed"]
+        (found,) = json.loads(cli("calls", "--json", "--router", url, *chosen).out)
+        none = cli("calls", "--json", "--router", url, "--function", "a b")
+        (session,) = json.loads(cli("sessions", "--json", "--router", url, "--worker", "w", "--state", "busy").out)
+
+    assert (found["call_id"], none.out.strip()) == (placed["call_id"], "[]")
+    assert (session["session_id"], session["call_id"]) == ("s", placed["call_id"])
 
 
 def test_without_a_catalogue_explain_says_so(cli: Any, database: Database, database_url: str) -> None:
@@ -246,6 +331,12 @@ def test_upgrade_brings_the_schema(cli: Any, empty_database_url: str) -> None:
         (["activate", "0" * 64, "--flavor", "tpu"], {}, 2, "'tpu' is not a flavor"),
         (["activate", "0" * 64], {"DATABASE_URL": "duckdb:///nowhere.duckdb"}, 1, "nowhere.duckdb: no such file"),
         (["activate", "0" * 64, "--router", "http://127.0.0.1:1"], {}, 1, "127.0.0.1:1"),
+        (["calls", "--state", "odd"], {}, 2, "'odd' is not one of 'placed'"),
+        (["calls", "--since", "yesterday"], {}, 2, "'yesterday' does not match"),
+        (["calls", "--limit", "0"], {}, 2, "--limit"),
+        (["calls", "--function", "\udcff"], {}, 2, "is not text"),
+        (["sessions", "--state", "ready"], {}, 2, "'ready' is not one of 'busy'"),
+        (["sessions"], {"DATABASE_URL": "duckdb:///nowhere.duckdb"}, 1, "nowhere.duckdb: no such file"),
         (["serve"], {"ROUTER_PORT": "seventy"}, 2, "ROUTER_PORT='seventy'"),
         (["serve", "--port", "70000"], {}, 2, "ROUTER_PORT='70000'"),
         (["serve"], {"WORKER_TTL": "-1"}, 2, "WORKER_TTL='-1'"),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -125,6 +126,18 @@ def test_save_and_restore_a_checkpoint(rootfs: Path, tmp_path: Path) -> None:
     }
     assert len(restored["seconds"]) == 5
     assert 0 < min(restored["seconds"]) < min(cold["seconds"])
+
+
+def test_what_takes_a_while_is_said_in_a_line(rootfs: Path, tmp_path: Path) -> None:
+    """On stderr, where it is no terminal; stdout has the result alone."""
+    place = ["--rootfs", rootfs, "--checkpoint-dir", tmp_path / "checkpoints"]
+    saved = worker("save", *place, "--spec", write_checkpoint(tmp_path / "spec.json", "light"))
+    timed = worker("restore", *place, "--cold", "--times", 1)
+
+    assert saved.stderr.splitlines()[-1] == "Capturing checkpoint_1 …"
+    assert re.fullmatch(r"checkpoint_1: \d+\.\d MB in \d+\.\d\d s\n", saved.stdout)
+    assert timed.stderr.splitlines()[-1] == "Timing cold starts …"
+    assert timed.stdout.startswith("median ")
 
 
 def test_a_failed_capture_leaves_what_was_there(rootfs: Path, tmp_path: Path) -> None:

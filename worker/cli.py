@@ -11,7 +11,7 @@ from uuid import uuid4
 import msgspec
 import typer
 
-from readie.command_line import JsonOption, add_version, print_json, report_checks, run_command_line
+from readie.command_line import JsonOption, add_version, print_json, report_checks, run_command_line, waiting
 from readie.errors import BadFile, BadRequest, UsageError
 from readie.flavor import Flavor, parse_flavor
 from readie.manifest import read_spec
@@ -24,6 +24,7 @@ from worker.runtime import SaveFailed, StartFailed, try_start
 app = typer.Typer(
     name="readie-worker",
     help="Runs calls in sandboxes (serve), and measures and captures for the pipeline in the very same way.",
+    epilog="Example: ROOTFS=rootfs CHECKPOINT_DIR=checkpoints readie-worker serve",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -129,7 +130,8 @@ def save(
         generation.mkdir(parents=True, exist_ok=True)
         aside = generation / f".{wanted.checkpoint_id}.{uuid4().hex[:8]}.partial"
         try:
-            saved = running.save(wanted, aside, timeout=timeout)
+            with waiting(f"Capturing {wanted.checkpoint_id}", as_json=as_json):
+                saved = running.save(wanted, aside, timeout=timeout)
             target = generation / wanted.checkpoint_id
             shutil.rmtree(target, ignore_errors=True)
             aside.rename(target)
@@ -185,11 +187,12 @@ def restore(
         python = running.describe().host.python_minor
         seconds = []
         try:
-            if spec:
-                running.load(spec, place, timeout=timeout)
-            for _ in range(times):
-                running.prepare()  # as it is on a worker that is not busy
-                seconds.append(try_start(running, spec, python=python, timeout=timeout).ready_s)
+            with waiting("Timing cold starts" if cold else f"Timing restores of {checkpoint}", as_json=as_json):
+                if spec:
+                    running.load(spec, place, timeout=timeout)
+                for _ in range(times):
+                    running.prepare()  # as it is on a worker that is not busy
+                    seconds.append(try_start(running, spec, python=python, timeout=timeout).ready_s)
         except StartFailed as error:
             fail(as_json, {"kind": "no-result", "detail": str(error)}, str(error))
     if as_json:

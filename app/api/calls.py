@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from itertools import cycle
 from typing import Annotated, Any
 from uuid import uuid4
@@ -11,7 +12,7 @@ from litestar import delete, get, post
 from litestar.concurrency import sync_to_thread
 from litestar.di import NamedDependency
 from litestar.params import FromPath, HeaderParameter, JSONBody, QueryParameter
-from sqlalchemy import Row
+from sqlalchemy import Connection, Row
 
 from app.api import PROBLEMS, Serving, Time, parse_time
 from app.catalogue import find_active_catalogue, find_catalogue
@@ -58,7 +59,10 @@ MOST_TOGETHER = 100
 #: Flavors and SHA-256 whose catalogues are remembered.
 MOST_NAMED = 1000
 
-Limit = Annotated[int, QueryParameter(ge=1, le=1000)]
+#: Calls, and sessions, that one answer lists at most.
+MOST_LISTED = 1000
+
+Limit = Annotated[int, QueryParameter(ge=1, le=MOST_LISTED)]
 Offset = Annotated[int, QueryParameter(ge=0, le=2**31 - 1)]
 
 
@@ -218,9 +222,32 @@ def list_calls(
     offset: Offset = 0,
 ) -> list[CallView]:
     """Calls, the latest first."""
-    asked = {"state": in_state, "function": function, "worker_id": worker_id, "since": parse_time(since)}
+    placed_since = parse_time(since)
     with database.reading() as connection:
-        rows = connection.execute(statement("call_rows"), {**asked, "at_most": limit, "skip": offset}).all()
+        return read_calls(
+            connection,
+            state=in_state,
+            function=function,
+            worker_id=worker_id,
+            since=placed_since,
+            limit=limit,
+            offset=offset,
+        )
+
+
+def read_calls(
+    connection: Connection,
+    *,
+    state: CallState | None = None,
+    function: str | None = None,
+    worker_id: str | None = None,
+    since: datetime | None = None,
+    limit: int = 100,
+    offset: int = 0,
+) -> list[CallView]:
+    """A page of the calls that are as asked (None: any), the latest first."""
+    asked = {"state": state, "function": function, "worker_id": worker_id, "since": since}
+    rows = connection.execute(statement("call_rows"), {**asked, "at_most": limit, "skip": offset})
     return [
         CallView(
             call_id=row.call_id,

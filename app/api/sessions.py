@@ -5,6 +5,7 @@ from typing import Annotated
 from litestar import delete, get
 from litestar.di import NamedDependency
 from litestar.params import FromPath, QueryParameter
+from sqlalchemy import Connection
 
 from app.api import PROBLEMS, Serving
 from app.api.calls import Limit, Offset
@@ -34,9 +35,21 @@ def list_sessions(
     offset: Offset = 0,
 ) -> list[SessionView]:
     """Sessions, the latest first; those that have expired are remembered for a day."""
-    asked = {"worker_id": worker_id, "state": in_state, "stale_ms": STALE_SECONDS * 1000}
     with database.reading() as connection:
-        rows = connection.execute(statement("session_rows"), {**asked, "at_most": limit, "skip": offset}).all()
+        return read_sessions(connection, worker_id=worker_id, state=in_state, limit=limit, offset=offset)
+
+
+def read_sessions(
+    connection: Connection,
+    *,
+    worker_id: str | None = None,
+    state: SessionState | None = None,
+    limit: int = 100,
+    offset: int = 0,
+) -> list[SessionView]:
+    """A page of the sessions of this worker in this state (None: any), the latest first."""
+    asked = {"worker_id": worker_id, "state": state, "stale_ms": STALE_SECONDS * 1000}
+    rows = connection.execute(statement("session_rows"), {**asked, "at_most": limit, "skip": offset})
     return [
         SessionView(
             session_id=row.session_id,
