@@ -382,8 +382,8 @@ def _persist(
     while True:
         try:
             return read_answer((yield from _ask(ask)), kind)
-        except RouterStopping:  # it answered, and there may be another: each has its time
-            deadline = None
+        except RouterStopping:  # another may take its place: each has its time
+            deadline = time.monotonic() + RECONNECT_SECONDS
         except (RouterUnreachable, DatabaseUnavailable) as error:
             none = to_begin and deadline is None and isinstance(error.__cause__, httpx.ConnectError)
             other = isinstance(error, RouterUnreachable) and error.__cause__ is None  # something else answers there
