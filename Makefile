@@ -71,7 +71,7 @@ build: setup ## the wheel and the source distribution, into dist/
 site: setup ## the documentation as a site, in build/site
 	$(BIN)/sphinx-build -W --keep-going -n -q -d build/site-read docs build/site
 
-guides: setup ## follow the how-to guides, each command of them, where the tutorial ends
+guides: setup ## follow tutorial and how-to guides as a newcomer would, each command of them
 	@$(BIN)/pytest -m guides tests/test_tutorial.py
 
 generation: setup ## the whole pipeline for one flavor: make generation FLAVOR=cpu ROOTFS=… CORPUS=…

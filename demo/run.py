@@ -42,7 +42,7 @@ GENERATION = WORK / f"generation{OWN}"
 BIN = Path(sys.executable).parent
 # gVisor counts the pages of libraries too, so the same checkpoint is larger there.
 CHECKPOINT_MB = 150 if RUNTIME == "fork" else 400
-REPEATS = 5
+REPEATS = 3
 SEED = 20
 NEEDED_SPEEDUP = 10.0 if RUNTIME == "fork" else 5.0  # a restore in gVisor has a fixed part of 0.15 s
 NEEDED_CALLS = 8

@@ -1,6 +1,6 @@
 """A newcomer who follows the tutorial word for word reaches its end, and the how-to guides go on from there.
 
-The guides are followed by `make guides`: they start routers, workers and commands for a minute more than `make test` has.
+All of it is `make guides`: installing, measuring and capturing take two minutes more than `make test` has.
 
 The tutorial begins in a clean clone of this repository. `make setup` there is run as it stands, and finds the virtual
 environment of these tests, linked in and up to date. With TUTORIAL_WHOLE=1 it finds none, and makes one.
@@ -104,6 +104,7 @@ def test_every_guide_is_followed() -> None:
     assert pages == {*GUIDES, "three-routers"}
 
 
+@pytest.mark.guides
 @pytest.mark.usefixtures("newcomer")
 def test_the_examples_of_the_readme_run(settings: dict[str, str]) -> None:
     """One after the other, with the tutorial's router and worker."""
@@ -120,6 +121,7 @@ def test_the_examples_of_the_readme_run(settings: dict[str, str]) -> None:
     assert (run.returncode, run.stdout) == (0, "['here']\n"), run.stderr
 
 
+@pytest.mark.guides
 def test_a_newcomer_reaches_the_end_of_the_tutorial(newcomer: Terminal) -> None:
     """Every command and file of it was run and written, and what it says is printed was."""
     newcomer.follow(block for block in TUTORIAL if block.section == "The end")
