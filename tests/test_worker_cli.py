@@ -250,7 +250,7 @@ def test_a_checkpoint_of_another_flavor_than_the_sandboxes_is_refused(rootfs: Pa
 
 
 def test_serve_logs_an_object_a_line(rootfs: Path, tmp_path: Path) -> None:
-    """With LOG_FORMAT=json, from the first line to the last; the token is in none."""
+    """With LOG_FORMAT=json, from the first line to the last; the token is in none; asked twice to end, it ends once."""
     settings = {"ROOTFS": str(rootfs), "WORKER_DIR": str(tmp_path), "ROUTER_URL": "http://127.0.0.1:1"}
     settings |= {"WORKER_TOKEN": "s3cret-agent", "LOG_FORMAT": "json"}
     command = [sys.executable, "-m", "worker.cli", "serve"]

@@ -867,7 +867,10 @@ def serve(environ: Mapping[str, str]) -> None:
 
 
 def run_until_signal(agent: Agent) -> None:
-    """Runs the agent in a thread; the main thread only waits for signals, which may come at any moment."""
+    """Runs the agent in a thread; the main thread only waits for signals, which may come at any moment.
+
+    Afterwards signals are ignored: the process only cleans up and ends, and whoever asks again must not cut that short.
+    """
     ears, mouth = os.pipe()
     failures: list[BaseException] = []
 
@@ -882,7 +885,8 @@ def run_until_signal(agent: Agent) -> None:
     def on_signal(_number: int, _frame: FrameType | None) -> None:
         os.write(mouth, b"s")
 
-    previous = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
     thread = threading.Thread(target=body, name="agent")
     thread.start()
     try:
@@ -890,8 +894,8 @@ def run_until_signal(agent: Agent) -> None:
             agent.stop()
         thread.join()
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
         os.close(ears)
         os.close(mouth)
     if failures:
