@@ -481,11 +481,11 @@ def calls(
     for each in views:
         table.add_row(
             each.call_id,
-            Text(each.function),
+            _cell(each.function),
             each.state,
             f"{each.created_at:%Y-%m-%d %H:%M:%S}",
             each.worker_id,
-            Text(each.checkpoint_id or ""),
+            _cell(each.checkpoint_id or ""),
             "" if each.predicted_ready is None else f"{each.predicted_ready:.3f}",
             "" if each.measured_ready is None else f"{each.measured_ready:.3f}",
         )
@@ -814,12 +814,12 @@ def _print_sql(answer: SqlAnswer, as_json: bool, as_csv: bool) -> None:
             for row in answer.rows
         )
     else:
-        table = Table(*(Column(Text(name)) for name in answer.columns))
+        table = Table(*(Column(_cell(name)) for name in answer.columns))
         for column, values in zip(table.columns, zip(*answer.rows, strict=True), strict=False):
             if all(isinstance(each, int | float | None) for each in values):
                 column.justify = "right"
         for row in answer.rows:
-            table.add_row(*(Text(_shown(each)) for each in row))
+            table.add_row(*(_cell(_shown(each)) for each in row))
         _print(table)
 
 
@@ -833,6 +833,11 @@ def _shown(value: object) -> str:
         case list():
             return ", ".join(_shown(each) for each in value)
     return str(value)
+
+
+def _cell(text: str) -> Text:
+    """A text of whoever sent it: a mark stands for what a terminal would obey instead of showing it."""
+    return Text("".join(letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in text))
 
 
 def _print(table: Table) -> None:

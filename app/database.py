@@ -18,7 +18,15 @@ from sqlalchemy import URL, Connection, Engine, Row, Table, create_engine, event
 
 from app.sql import views
 from app.tables import metadata
-from readie.errors import BadQuery, BadSetting, DatabaseBehind, DatabaseInUse, DatabaseUnavailable, QueryTimeout
+from readie.errors import (
+    BadQuery,
+    BadSetting,
+    DatabaseBehind,
+    DatabaseInUse,
+    DatabaseUnavailable,
+    QueryBusy,
+    QueryTimeout,
+)
 
 #: What an index entry of PostgreSQL holds at most is 2,704 bytes, with its header and a key beside the text.
 MAX_TEXT_BYTES = 2_600
@@ -28,6 +36,13 @@ OLDEST_STORAGE = "v1.2.0"
 
 #: Connections of a process at most.
 POOL_SIZE = 20
+
+#: Pages that are read at a time at most, and how long a statement of theirs may run.
+MOST_BROWSING = 4
+BROWSING_SECONDS = 10.0
+
+#: How often DuckDB is interrupted that was between two statements.
+INTERRUPT_S = 0.05
 
 #: Texts that DuckDB keeps parsed.
 MAX_PARSED = 500
@@ -100,6 +115,7 @@ class Database:
         snapshot = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
         self._reader = engine if self._is_duckdb else engine.execution_options(**snapshot)
         self._glancer = engine if self._is_duckdb else engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._browsing = threading.BoundedSemaphore(MOST_BROWSING)
         self._committed = 0
         #: Told, after the commit, of the calls that a transaction has ended: rows of `finish_calls`.
         self.on_ended: Callable[[Sequence[Row[Any]]], None] = lambda _ended: None
@@ -140,6 +156,31 @@ class Database:
             yield connection
             # Not rolled back, as it would be otherwise: psycopg forgets all statements that it has prepared then.
             connection.commit()
+
+    @contextmanager
+    def browsing(self, within_s: float = BROWSING_SECONDS) -> Iterator[Connection]:
+        """As `reading`, for what people look at: a few at a time, and not for long, so that it holds up no call.
+
+        Raises `QueryTimeout`, and `QueryBusy` when it was not its turn within `within_s`.
+        """
+        if not self._browsing.acquire(timeout=within_s):
+            raise QueryBusy(f"{MOST_BROWSING} pages are being read")
+        try:
+            with self.reading() as connection:
+                if self._is_duckdb:
+                    with _interrupted_after(within_s, connection.connection.driver_connection):
+                        yield connection
+                else:
+                    connection.exec_driver_sql(f"SET LOCAL statement_timeout = {_milliseconds(within_s)}")
+                    yield connection
+        except exc.DBAPIError as error:
+            if isinstance(error.orig, _INTERRUPTED):
+                raise QueryTimeout(f"it ran for {within_s:g} seconds", "Ask for less.") from error
+            raise
+        except _INTERRUPTED as error:
+            raise QueryTimeout(f"it ran for {within_s:g} seconds", "Ask for less.") from error
+        finally:
+            self._browsing.release()
 
     @property
     def is_shared(self) -> bool:
@@ -201,7 +242,7 @@ class Database:
             driver: Any = connection.connection.driver_connection
             try:
                 return (_query_duckdb if self._is_duckdb else _query_postgresql)(driver, query, time_limit_s)
-            except (duckdb.InterruptException, psycopg.errors.QueryCanceled) as error:
+            except _INTERRUPTED as error:
                 raise QueryTimeout(f"it ran for {time_limit_s:g} seconds") from error
             except (duckdb.Error, psycopg.Error) as error:
                 if _is_gone(error):
@@ -383,26 +424,41 @@ def check_schema(database: Database) -> None:
         raise DatabaseBehind(f"its schema is at {revision or 'nothing'}, this version needs {head}")
 
 
-def _query_duckdb(driver: Any, query: str, time_limit_s: float) -> tuple[list[str], list[tuple[Any, ...]]]:
-    # DuckDB has no time limit of its own. The lock keeps a late timer from a later query on this connection.
-    ending, ended = threading.Lock(), False
+#: What the drivers raise when a statement has run out of its time.
+_INTERRUPTED = (duckdb.InterruptException, psycopg.errors.QueryCanceled)
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, int(seconds * 1000))
+
+
+@contextmanager
+def _interrupted_after(seconds: float, driver: Any) -> Iterator[None]:
+    """Ends what runs on a connection of DuckDB, which has no time limit of its own, when the time is over."""
+    ended = threading.Event()
 
     def interrupt() -> None:
-        with ending:
-            if not ended:
+        if not ended.wait(seconds):
+            driver.interrupt()
+            while not ended.wait(INTERRUPT_S):  # one that came between two statements is forgotten by the next
                 driver.interrupt()
 
-    timer = threading.Timer(time_limit_s, interrupt)
-    timer.daemon = True
+    watch = threading.Thread(target=interrupt, name="time limit", daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watch.join()  # so that no later query on this connection is interrupted
+
+
+def _query_duckdb(driver: Any, query: str, time_limit_s: float) -> tuple[list[str], list[tuple[Any, ...]]]:
     driver.execute("BEGIN TRANSACTION READ ONLY")
     try:
-        timer.start()
-        driver.execute(query)
-        return [each[0] for each in driver.description], driver.fetchall()
+        with _interrupted_after(time_limit_s, driver):
+            driver.execute(query)
+            return [each[0] for each in driver.description], driver.fetchall()
     finally:
-        with ending:
-            ended = True
-        timer.cancel()
         driver.execute("ROLLBACK")
 
 
@@ -410,7 +466,7 @@ def _query_postgresql(driver: Any, query: str, time_limit_s: float) -> tuple[lis
     with driver.cursor() as cursor:
         try:
             cursor.execute("SET TRANSACTION READ ONLY")
-            cursor.execute(f"SET LOCAL statement_timeout = {max(1, int(time_limit_s * 1000))}")
+            cursor.execute(f"SET LOCAL statement_timeout = {_milliseconds(time_limit_s)}")
             reader = cursor.execute(_READER).fetchone()
             if reader:
                 cursor.execute(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(reader[0])))

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from sqlalchemy import event, exc, insert, select, text
 from app.database import Database, RowRefused, check_schema, migrate, open_database
 from app.settings import RouterSettings
 from app.tables import cancellations, distributions, workers
-from readie.errors import BadSetting, DatabaseBehind, DatabaseInUse, DatabaseUnavailable
+from readie.errors import BadSetting, DatabaseBehind, DatabaseInUse, DatabaseUnavailable, QueryBusy, QueryTimeout
 from readie.settings import read_settings
 
 NOW = "2030-01-01T00:00:00+00:00"
@@ -186,6 +187,39 @@ def test_one_of_several_routers_gets_a_lock(database: Database, kind: str) -> No
         assert database.try_lock(second, "other")
     with database.transaction() as connection:
         assert database.try_lock(connection, "sweep")
+
+
+# ---- what people look at ----
+
+#: Rows that no machine counts in a second, and that no optimizer sees to be few.
+ENDLESS = text(
+    "SELECT count(*) FROM generate_series(1, 100000) a(x), generate_series(1, 100000) b(y) WHERE x <> y + 200000"
+)
+
+
+@pytest.mark.parametrize("before_s", [0.0, 0.4])
+def test_a_page_that_takes_too_long_is_ended(database: Database, before_s: float) -> None:
+    """After its time, also if that was over before the statement began; and the connection goes on."""
+
+    def look() -> None:
+        with database.browsing(0.3) as connection:
+            time.sleep(before_s)
+            connection.execute(ENDLESS)
+
+    with pytest.raises(QueryTimeout, match=r"ran for 0\.3 seconds"):
+        look()
+
+    assert count_rows(database) == 0
+
+
+def test_only_so_many_pages_are_read_at_a_time(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more waits for its turn, and is told to come again when that does not come."""
+    monkeypatch.setattr(database, "_browsing", threading.BoundedSemaphore(1))
+    with database.browsing(), pytest.raises(QueryBusy), database.browsing(0.1):
+        pass
+
+    with database.browsing(0.1) as connection:
+        assert connection.execute(text("SELECT 1")).scalar_one() == 1
 
 
 # ---- what is lost ----

@@ -33,6 +33,8 @@ from tests.catalogues import make_worked_example, read, write
 from tests.routers import SETTINGS, ask, serving
 
 ROOT = Path(__file__).parent.parent
+#: A name as markup and as what a terminal obeys.
+PARSE = "parse [red]\x1b[0m"
 STATUS = WorkerStatus(flavor=Flavor.CPU, state="ready", python="3.11.7", runtime="fork", memory_total=4 * 2**30)
 
 
@@ -100,7 +102,7 @@ def called(database: Database, database_url: str) -> str:
         assert accept_placements(connection, [(ended, "w")]) == [None]
         end_placements(connection, [(ended, result)])
         report_status(connection, "w", msgspec.structs.replace(STATUS, state="removed"))
-    place("v", function="parse [red]", session_id="notebook-7", memory=2**30)
+    place("v", function=PARSE, session_id="notebook-7", memory=2**30)
     database.close()
     return database_url
 
@@ -193,12 +195,12 @@ def test_lists_are_tables(cli: Any, filled: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "functions"),
     [
-        ([], ["parse [red]", "train"]),
+        ([], [PARSE, "train"]),
         (["--state", "finished"], ["train"]),
-        (["--function", "parse [red]"], ["parse [red]"]),
+        (["--function", PARSE], [PARSE]),
         (["--worker", "w"], ["train"]),
         (["--worker", "nobody"], []),
-        (["--since", "2000-01-01", "--limit", "1"], ["parse [red]"]),
+        (["--since", "2000-01-01", "--limit", "1"], [PARSE]),
         (["--limit", "1", "--offset", "1"], ["train"]),
         (["--since", "2126-01-01T00:00:00Z"], []),
     ],
@@ -212,13 +214,13 @@ def test_calls_are_chosen_as_in_the_api(cli: Any, called: str, arguments: list[s
 
 
 def test_calls_are_a_table(cli: Any, called: str) -> None:
-    """A line each, with the seconds to ready; what a client named is no markup; a full page says so."""
+    """A line each, with the seconds to ready; what a client named is no markup and no command to a terminal."""
     run = cli("calls", "--limit", "2", DATABASE_URL=called)
     later, earlier = [line for line in run.out.splitlines() if re.search("[0-9a-f]{32}", line)]
 
-    assert re.search(r"parse \[red\] .* placed .* v ", later)
+    assert re.search("parse \\[red\\]\ufffd\\[0m .* placed .* v ", later)
     assert re.search(r"train .* finished .* w .* 0\.500 ", earlier)
-    assert "These are 2, and there may be more: --limit" in run.err
+    assert "These are 2, and there may be more: --limit" in run.err  # the page is full
     assert cli("calls").err == ""
 
 

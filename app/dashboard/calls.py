@@ -68,7 +68,7 @@ def show_calls(
         "flavor": parse_flavor(flavor).value if flavor else None,
         "started": started or None,
     }
-    with database.reading() as connection:
+    with database.browsing() as connection:
         # One more than a page says whether there is another.
         found = connection.execute(statement("search_calls"), {**asked, "at_most": PAGE + 1, "skip": skip}).all()
     kept = {name: value for name, value in asked.items() if value is not None}
@@ -87,7 +87,7 @@ def show_calls(
 def show_call(call_id: FromPath[str], database: NamedDependency[Database]) -> Response[str]:
     """One call: its phases, predicted against measured, why this checkpoint, why cold."""
     asked = {"call_id": call_id}
-    with database.reading() as connection:
+    with database.browsing() as connection:
         call = connection.execute(statement("call_with_choice"), asked).one_or_none()
         if call is None:
             raise UnknownCall(f"{call_id} was never placed, or is forgotten")

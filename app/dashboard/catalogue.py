@@ -60,7 +60,7 @@ def show_catalogue(
     database: NamedDependency[Database], flavor: FlavorQuery = None, sha256: _Sha256 = ""
 ) -> Response[str]:
     """A catalogue: the one with this SHA-256, else the active one of the flavor, else any."""
-    with database.reading() as connection:
+    with database.browsing() as connection:
         catalogues = list_catalogues(connection)
         chosen = _choose(catalogues, parse_flavor(flavor).value if flavor else None, sha256)
         if chosen is None:
@@ -133,7 +133,7 @@ def search_items(
 ) -> Response[str]:
     """The items of a catalogue whose key contains the text: a part of the page, for each letter that is typed."""
     asked = {"wanted": wanted.strip(), "at_most": MOST_ITEMS}
-    with database.reading() as connection:
+    with database.browsing() as connection:
         catalogue = find_catalogue(connection, sha256)
         if catalogue is None:
             raise UnknownCatalogue(f"no catalogue {sha256}")

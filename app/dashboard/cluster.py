@@ -52,7 +52,7 @@ class Totals:
 
 def read_cluster(database: Database) -> dict[str, str]:
     """The parts of the page that change, by name."""
-    with database.reading() as connection:
+    with database.browsing() as connection:
         everything = {"flavor": None, "state": None, "at_most": MOST_WORKERS, "skip": 0}
         workers = connection.execute(statement("worker_rows"), everything).all()
         calls = connection.execute(statement("live_calls"), {"at_most": MOST_LISTED}).all()

@@ -110,7 +110,7 @@ def _answer(request: WireRequest, serving: Serving, text: str, flavor: str, memo
 
 
 def _first_flavor(database: Database) -> str:
-    with database.reading() as connection:
+    with database.browsing() as connection:
         active: list[Row[Any]] = [row for row in list_catalogues(connection) if row.active]
     return str(active[0].flavor) if active else "cpu"
 
