@@ -5,7 +5,7 @@ arrives together is one transaction, and one statement of each kind.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -47,37 +47,45 @@ def call_of(placement_id: str) -> str:
 
 
 def find_orders(database: Database, worker_id: str) -> Orders:
-    """What the agent of a worker has to do now. Raises `UnknownWorker`."""
+    """What the agent of a worker has to do now. Raises `UnknownWorker`.
+
+    It is read without a transaction: a placement does not change while it lasts, and one that ends meanwhile is not
+    accepted any more.
+    """
     with database.glancing() as connection:
-        news = connection.execute(statement("worker_news"), {"worker_id": worker_id}).first()
-    if news is None:
-        raise UnknownWorker(f"{worker_id} has not reported, or was not heard from for too long")
-    if not any(news):
-        return Orders()
-    with database.reading() as connection:
         return read_orders(connection, worker_id)
 
 
 def read_orders(connection: Connection, worker_id: str) -> Orders:
-    """What the agent of a worker that is known has to do now."""
+    """What the agent of a worker has to do now. Raises `UnknownWorker`."""
+    asked: dict[str, Any] = {"worker_id": worker_id}
+    news = connection.execute(statement("worker_news"), asked).first()
+    if news is None:
+        raise UnknownWorker(f"{worker_id} has not reported, or was not heard from for too long")
+    # Each is asked for only if there may be some: most of the time there is nothing, or something to run.
+    run = _read_assignments(connection, worker_id) if news.has_run else []
+    cancel = connection.execute(statement("placements_to_cancel"), asked).scalars().all() if news.has_cancel else []
+    over = connection.execute(statement("sessions_to_end"), asked).scalars().all() if news.keeps_sessions else []
+    return Orders(run=run, cancel=list(cancel), end_sessions=list(over))
+
+
+def _read_assignments(connection: Connection, worker_id: str) -> list[Assignment]:
     rows = connection.execute(statement("placements_to_run"), {"worker_id": worker_id, "at_most": MOST_AT_ONCE}).all()
-    modules: dict[str, list[str]] = {}
-    packages: dict[str, list[str]] = {}
+    modules: dict[str, list[str]] = defaultdict(list)
+    packages: dict[str, list[str]] = defaultdict(list)
     if rows:
-        call_ids = {"call_ids": [row.call_id for row in rows]}
-        modules = _lists(connection.execute(statement("modules_to_run"), call_ids))
-        packages = _lists(connection.execute(statement("packages_to_install"), call_ids))
-    cancel = connection.execute(statement("placements_to_cancel"), {"worker_id": worker_id}).scalars().all()
-    over = connection.execute(statement("sessions_to_end"), {"worker_id": worker_id}).scalars().all()
-    run = [
+        asked = {"call_ids": [row.call_id for row in rows]}
+        for call_id, is_module, name, _ in connection.execute(statement("names_to_run"), asked):
+            (modules if is_module else packages)[call_id].append(name)
+    return [
         Assignment(
             placement_id=row.placement_id,
             call_id=row.call_id,
             payload=row.payload,
             function=row.function,
             python=row.python,
-            modules=modules.get(row.call_id, []),
-            packages=[] if row.continues else packages.get(row.call_id, []),  # its first call had them installed
+            modules=modules[row.call_id],
+            packages=[] if row.continues else packages[row.call_id],  # its first call had them installed
             memory=row.memory_bytes,
             max_memory=row.max_memory_bytes,
             gpu=row.gpu,
@@ -91,14 +99,6 @@ def read_orders(connection: Connection, worker_id: str) -> Orders:
         )
         for row in rows
     ]
-    return Orders(run=run, cancel=list(cancel), end_sessions=list(over))
-
-
-def _lists(rows: Iterable[Any]) -> dict[str, list[str]]:
-    lists: dict[str, list[str]] = defaultdict(list)
-    for call_id, value in rows:
-        lists[call_id].append(value)
-    return lists
 
 
 def accept_placements(

@@ -218,7 +218,7 @@ def end_due_lease(connection: Connection, database: Database, settings: RouterSe
     error = _reason_to_fail(due.cause, lease, call)
     if error is None:
         try:
-            placement = place_again(connection, database, settings, lease.call_id)
+            placement = place_again(connection, settings, lease.call_id)
         except ReadieError as refused:
             error = refused
         else:

@@ -119,6 +119,7 @@ def test_while_the_database_is_away_the_log_has_it() -> None:
         answer = client.delete("/v1/sessions/s")
 
     assert answer.status_code == 503
-    events = [each["event"] for each in logged if each["event"] != "sweep put off"]
-    assert events == ["request failed", "administrative request", "the audit log was not written"]
+    told = ["request failed", "administrative request", "the audit log was not written"]
+    # Sweeps and routers that listen find the database away, too, sooner or later.
+    assert [each["event"] for each in logged if each["event"] in told] == told
     assert "secret" not in json.dumps(logged, default=str)

@@ -63,7 +63,7 @@ def report(database: Database, worker_id: str, *sandboxes: SandboxStatus, **chan
 def place(database: Database, call_id: str, **asked: Any) -> CallPlaced:
     request = CallRequest(payload=b"", python="3.11", **asked)
     with database.transaction() as connection:
-        (placed,) = place_calls(connection, database, SETTINGS, [request], [call_id])
+        (placed,) = place_calls(connection, SETTINGS, [request], [call_id])
     assert isinstance(placed, CallPlaced)
     return placed
 

@@ -39,7 +39,7 @@ def move(database: Database, interval: str) -> None:
 def place(database: Database, call_id: str, *, accepted: bool, **asked: Any) -> CallPlaced:
     request = CallRequest(payload=b"", python="3.11", **asked)
     with database.transaction() as connection:
-        (placed,) = place_calls(connection, database, SETTINGS, [request], [call_id])
+        (placed,) = place_calls(connection, SETTINGS, [request], [call_id])
         assert isinstance(placed, CallPlaced)
         if accepted:
             accept_placements(connection, [(placed.placement.placement_id, "w")])

@@ -191,7 +191,7 @@ class ClusterMachine(RuleBasedStateMachine):
         request = CallRequest(payload=b"", python="3.11", **asked)
         call_id = self.next_id("call")
         with self.database.transaction() as connection:
-            (placed,) = place_calls(connection, self.database, SETTINGS, [request], [call_id])
+            (placed,) = place_calls(connection, SETTINGS, [request], [call_id])
         if isinstance(placed, ReadieError):  # the client gives up at once
             with self.database.transaction() as connection:
                 stop_waiting(connection, [call_id])

@@ -172,7 +172,7 @@ def test_calls_in_one_transaction_are_placed_as_one_after_the_other(
     for worker_id, worker in model.items():
         report(database, worker_id, worker.status)
     with database.transaction() as connection:
-        answers = place_calls(connection, database, router, calls)
+        answers = place_calls(connection, router, calls)
 
     for number, (request, answer) in enumerate(zip(calls, answers, strict=True)):
         expected = "bad-requirement" if request.packages else oracle.choose_worker(model, request, 700, 900_000)
@@ -197,7 +197,7 @@ def test_calls_in_one_transaction_keep_what_is_theirs(database: Database) -> Non
     ]
     asked = [msgspec.structs.replace(each, payload=bytes([number])) for number, each in enumerate(asked)]
     with database.transaction() as connection:
-        together = place_calls(connection, database, SETTINGS, asked)
+        together = place_calls(connection, SETTINGS, asked)
     alone = [place(database, each) for each in asked]
 
     for first, second in zip(together, alone, strict=True):

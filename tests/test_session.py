@@ -95,7 +95,7 @@ def place(database: Database, session_id: str | None = "s", **asked: Any) -> Cal
 def place_all(database: Database, **asked: CallRequest) -> list[str]:
     """Places calls with these ids in one transaction; where each went, or why it was refused."""
     with database.transaction() as connection:
-        answers = place_calls(connection, database, SETTINGS, list(asked.values()), list(asked))
+        answers = place_calls(connection, SETTINGS, list(asked.values()), list(asked))
     return [each.placement.worker_id if isinstance(each, CallPlaced) else each.slug for each in answers]
 
 

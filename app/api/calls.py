@@ -147,7 +147,7 @@ def place_together(
                     first.setdefault(each.call_id if each.key is None else each.key, (number, each))
             numbers, calls = [number for number, _ in first.values()], [each for _, each in first.values()]
             requests, call_ids = [each.request for each in calls], [each.call_id for each in calls]
-            placed = place_calls(connection, database, settings, requests, call_ids) if calls else []
+            placed = place_calls(connection, settings, requests, call_ids) if calls else []
             remember_answers(connection, list(zip(calls, placed, strict=True)))
             answers |= zip(numbers, placed, strict=True)
     return [answers[number] for number in range(len(asked))]
