@@ -44,6 +44,18 @@ BROWSING_SECONDS = 10.0
 #: How often DuckDB is interrupted that was between two statements.
 INTERRUPT_S = 0.05
 
+#: A transaction that does nothing for so long is ended by PostgreSQL, in seconds: what it has locked is free then. Its
+#: router stalls, or is gone without a word.
+IDLE_SECONDS = 20.0
+
+#: How libpq finds out that a server is gone without a word, in seconds, and in milliseconds.
+KEEPALIVE: dict[str, int] = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 25_000,
+}
+
 #: Texts that DuckDB keeps parsed.
 MAX_PARSED = 500
 
@@ -201,7 +213,7 @@ class Database:
         """
         with self._problems():
             _, arguments = self.engine.dialect.create_connect_args(self.engine.url)
-            with psycopg.connect(**{"connect_timeout": 10, **arguments}, autocommit=True) as connection:
+            with psycopg.connect(**{"connect_timeout": 10, **KEEPALIVE, **arguments}, autocommit=True) as connection:
                 connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(CHANNEL)))
                 yield None
                 while True:
@@ -260,6 +272,11 @@ class Database:
             role: str | None = connection.exec_driver_sql(_READER).scalar()
             return role
 
+    def let_pause(self, connection: Connection, seconds: float) -> None:
+        """Lets the transaction of this connection do nothing for so long, instead of `IDLE_SECONDS`."""
+        if not self._is_duckdb:
+            connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {_milliseconds(seconds)}")
+
     def lock(self, connection: Connection, name: str) -> None:
         """Waits until no other transaction holds the lock called `name`, and holds it until this one ends."""
         if not self._is_duckdb:
@@ -308,13 +325,15 @@ class Database:
             if error.connection_invalidated or _is_gone(error.orig):
                 raise _gone(self.engine.url, error.orig) from error
             raise
-        except (psycopg.OperationalError, duckdb.Error) as error:
+        except (psycopg.Error, duckdb.Error) as error:
             if _is_gone(error):
                 raise _gone(self.engine.url, error) from error
             raise
 
 
-def open_database(url: str, *, pool_size: int = POOL_SIZE, pool_timeout_s: float = 30.0) -> Database:
+def open_database(
+    url: str, *, pool_size: int = POOL_SIZE, pool_timeout_s: float = 30.0, idle_s: float = IDLE_SECONDS
+) -> Database:
     """Opens the database at `url` and makes sure that it answers.
 
     Raises `BadSetting` for a URL that is not one of ours, `DatabaseInUse` when another process has the DuckDB file
@@ -335,13 +354,14 @@ def open_database(url: str, *, pool_size: int = POOL_SIZE, pool_timeout_s: float
             }
         }
     else:
-        options |= {"connect_args": {"connect_timeout": 10}}
+        options |= {"connect_args": {"connect_timeout": 10, **KEEPALIVE}}
     engine = create_engine(parsed, **options)
     if parsed.drivername == "duckdb":
         _parse_once(engine)
         _open_again(engine)
     else:
         _ask_the_noisy(engine)
+        _end_the_idle(engine, idle_s)
     database = Database(engine)
     with database.reading() as connection:
         connection.execute(text("SELECT 1"))
@@ -379,6 +399,16 @@ def _ask_the_noisy(engine: Engine) -> None:
                 engine.dialect.do_ping(connection)
             except psycopg.OperationalError as error:
                 raise exc.DisconnectionError from error  # SQLAlchemy takes another one
+
+
+def _end_the_idle(engine: Engine, idle_s: float) -> None:
+    """Has PostgreSQL end transactions that do nothing for so long."""
+
+    @event.listens_for(engine, "connect")
+    def limit(connection: Any, _record: Any) -> None:
+        # Not among the options of the connection: those are the URL's, and a connection pooler lets none through.
+        connection.execute(f"SET idle_in_transaction_session_timeout = {_milliseconds(idle_s)}")
+        connection.commit()
 
 
 def _open_again(engine: Engine) -> None:
@@ -597,6 +627,8 @@ def _parse(url: str) -> URL:
 
 
 def _is_gone(error: BaseException | None) -> bool:
+    if isinstance(error, psycopg.errors.IdleInTransactionSessionTimeout):
+        return True
     if isinstance(error, psycopg.OperationalError):
         # None: the client's own word that it cannot connect or lost the connection. Classes 08, 28 and 57P, too many
         # connections, no such database. Deadlocks and the like are operational errors too, but nothing is gone.

@@ -6,7 +6,7 @@ arrives together is one transaction, and one statement of each kind.
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import Connection, Row
@@ -35,7 +35,8 @@ from readie.wire import MAX_SECONDS, Assignment, Orders, Output, Result, problem
 #: Placements that one answer to an agent carries at most: their payloads are in it.
 MOST_AT_ONCE = 8
 
-#: What a start may take before the function runs: restore or cold start, installation, imports.
+#: What a start may take before the function runs (restore or cold start, installation, imports), where the agent does
+#: not say.
 START_SECONDS = 300.0
 
 _STATES = {"returned": "finished", "raised": "finished", "failed": "failed", "cancelled": "cancelled"}
@@ -101,36 +102,45 @@ def _read_assignments(connection: Connection, worker_id: str) -> list[Assignment
     ]
 
 
-def accept_placements(
-    connection: Connection, asked: Sequence[tuple[str, str]], incarnations: Sequence[str | None] | None = None
-) -> list[UnknownPlacement | PlacementTaken | None]:
-    """The agents of these workers run these placements (placement, worker); to say so twice is fine.
+class Taker(NamedTuple):
+    """Who runs a placement: the worker, and which agent speaks for it (None: not known); what a start may take there."""
 
-    `incarnations` are the agents' own, None: not known. Answers with `UnknownPlacement` where it has ended, with
-    `PlacementTaken` where it is another worker's, or another agent speaks for that.
+    placement_id: str
+    worker_id: str
+    incarnation: str | None = None
+    start_s: float = START_SECONDS
+
+
+def accept_placements(
+    connection: Connection, takers: Sequence[Taker]
+) -> list[UnknownPlacement | PlacementTaken | None]:
+    """The agents of these workers run these placements; to say so twice is fine.
+
+    Answers with `UnknownPlacement` where it has ended, with `PlacementTaken` where it is another worker's, or another
+    agent speaks for that.
     """
-    placement_ids, worker_ids = map(list, zip(*asked, strict=True))
-    agents = [None] * len(asked) if incarnations is None else list(incarnations)
-    takers = {"placement_ids": placement_ids, "worker_ids": worker_ids, "incarnations": agents}
-    rows = connection.execute(statement("accept_leases"), {**takers, "start_ms": round(START_SECONDS * 1000)}).all()
+    placement_ids = [taker.placement_id for taker in takers]
+    asked = {
+        "placement_ids": placement_ids,
+        "worker_ids": [taker.worker_id for taker in takers],
+        "incarnations": [taker.incarnation for taker in takers],
+        "start_ms": [round(taker.start_s * 1000) for taker in takers],
+    }
+    rows = connection.execute(statement("accept_leases"), asked).all()
     if rows:
         connection.execute(statement("accept_calls"), {"call_ids": [row.call_id for row in rows]})
     begun = [row.placement_id for row in rows if row.session_id is not None]
     if begun:
         connection.execute(statement("start_sessions"), {"placement_ids": begun})
     holders = {row.placement_id: row for row in rows}
-    if len(holders) < len(asked):
+    if len(holders) < len(takers):
         others = connection.execute(statement("holders_of_placements"), {"placement_ids": placement_ids})
         holders |= {row.placement_id: row for row in others}
-    return [
-        _why_not_accepted(holders.get(placement_id), placement_id, worker_id, incarnation)
-        for (placement_id, worker_id), incarnation in zip(asked, agents, strict=True)
-    ]
+    return [_why_not_accepted(holders.get(taker.placement_id), taker) for taker in takers]
 
 
-def _why_not_accepted(
-    holder: Row[Any] | None, placement_id: str, worker_id: str, incarnation: str | None
-) -> UnknownPlacement | PlacementTaken | None:
+def _why_not_accepted(holder: Row[Any] | None, taker: Taker) -> UnknownPlacement | PlacementTaken | None:
+    placement_id, worker_id, incarnation, _ = taker
     if holder is None:
         return UnknownPlacement(f"{placement_id} has ended, or there never was one")
     if holder.worker_id != worker_id:

@@ -26,8 +26,14 @@ from readie.flavor import Flavor
 from readie.units import MAX_BYTES, NS_PER_SECOND
 from readie.wire import WorkerStatus
 
+#: Seconds after which another router may sweep, too: the one that does stalls.
+LONGEST_SWEEP = 60.0
+
 #: A call is placed this often at most before it fails, when no worker accepts it in time.
 MOST_PLACEMENTS = 3
+
+#: The same of one that may run twice and whose workers are lost: it may be what they die of.
+MOST_RUNS = 5
 
 #: Payloads and results are kept this long after the result was read, and this long after the call's end at most.
 READ_SECONDS, UNREAD_SECONDS = 3600, 86_400
@@ -160,6 +166,7 @@ def sweep(database: Database, settings: RouterSettings, *, heard: bool = True) -
     with database.reading() as guard:  # held until this one is through; what it does is in other transactions
         if not database.try_lock(guard, SWEEP):
             return []
+        database.let_pause(guard, LONGEST_SWEEP)
         set_times_back(database)
         return _sweep(database, settings, asked_at) if heard else []
 
@@ -241,10 +248,15 @@ def _reason_to_fail(cause: str, lease: Row[Any], call: Row[Any]) -> ReadieError 
         )
     if cause == "deadline":
         return CallTimeout(f"worker {lease.worker_id} sent no result in time")
-    if call.retry and not call.continues:  # the sandbox that it needs is lost
-        return None
     how = {"silent": "was not heard from in time", "restarted": "was restarted"}[cause]
-    return WorkerLost(f"worker {lease.worker_id} {how}")
+    if not call.retry or call.continues:  # the sandbox that it needs is lost
+        return WorkerLost(f"worker {lease.worker_id} {how}")
+    if call.attempts < MOST_RUNS:
+        return None
+    return WorkerLost(
+        f"worker {lease.worker_id} {how}; the call was placed {call.attempts} times",
+        "See in the workers' logs whether it is the function that ends them.",
+    )
 
 
 def evict_worker(connection: Connection, worker_id: str, settings: RouterSettings) -> bool:

@@ -6,7 +6,7 @@ transaction: scoring and all writing is one statement for all of them.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any
@@ -102,6 +102,10 @@ class Start:
     unmatched: Sequence[str] = ()
 
 
+#: `choose_starts`, or what does that and something besides.
+Chooser = Callable[[Connection, Sequence[Reserved]], list[Start]]
+
+
 def read_demand(request: CallRequest, default_memory: int) -> Demand:
     """The demand of a request, by the rules of the budgets: a maximum alone is also the start.
 
@@ -153,6 +157,7 @@ def place_calls(
     settings: RouterSettings,
     requests: Sequence[CallRequest],
     call_ids: Sequence[str] | None = None,
+    choose: Chooser | None = None,
 ) -> list[CallPlaced | ReadieError]:
     """Places new calls, one after the other: each as if those before it were placed already; the caller holds
     `PLACEMENTS`.
@@ -183,7 +188,7 @@ def place_calls(
         else:
             begun.add(request.session_id)
             reserved.append(room)
-    starts = choose_starts(connection, reserved)
+    starts = (choose or choose_starts)(connection, reserved)
     taken = [each for number, each in enumerate(zip(call_ids, requests, strict=True)) if number not in refused]
     rows = [
         {

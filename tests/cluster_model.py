@@ -24,7 +24,7 @@ from readie.wire import (
 )
 
 PPM = 1_000_000
-START, SETTLES, MOST_PLACEMENTS = 300, 10, 3
+START, SETTLES, MOST_PLACEMENTS, MOST_RUNS = 300, 10, 3, 5
 #: No sum of the seconds that pass in a test is near one of these, nor what the test itself takes.
 TTL, ACCEPT, TIMEOUT = 1005.5, 305.5, 205.5
 SETTINGS = RouterSettings(
@@ -414,7 +414,8 @@ class Router:
             elif cause == "deadline":
                 problem = "call-timeout"
             else:
-                problem = "" if call.request.retry and not call.continues else "worker-lost"
+                again = call.request.retry and not call.continues and call.attempts < MOST_RUNS
+                problem = "" if again else "worker-lost"
             problem = problem or self.place_again(lease.call_id, call)
             if problem:
                 call.state, call.outcome = "failed", problem

@@ -16,7 +16,7 @@ from app.catalogue import import_catalogue
 from app.check import RULES, WARNINGS, check_rows
 from app.cli import main
 from app.database import Database, open_database
-from app.lease import accept_placements, cancel_call, end_placements
+from app.lease import Taker, accept_placements, cancel_call, end_placements
 from app.liveness import report_status, sweep
 from app.placement import place_calls
 from app.settings import RouterSettings
@@ -69,9 +69,9 @@ def place(database: Database, call_id: str, **asked: Any) -> CallPlaced:
 
 
 def accept(database: Database, placed: CallPlaced) -> None:
-    pair = placed.placement.placement_id, placed.placement.worker_id
+    taker = Taker(placed.placement.placement_id, placed.placement.worker_id)
     with database.transaction() as connection:
-        assert accept_placements(connection, [pair]) == [None]
+        assert accept_placements(connection, [taker]) == [None]
 
 
 def end(database: Database, placed: CallPlaced, result: Result) -> None:

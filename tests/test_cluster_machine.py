@@ -25,7 +25,7 @@ from sqlalchemy import text
 from app.catalogue import import_catalogue
 from app.check import check_rows
 from app.database import Database
-from app.lease import accept_placements, cancel_call, end_placements, end_session, read_orders
+from app.lease import Taker, accept_placements, cancel_call, end_placements, end_session, read_orders
 from app.liveness import expire_unreported, prune, report_status, sweep
 from app.placement import place_calls
 from app.session import stop_waiting
@@ -210,7 +210,7 @@ class ClusterMachine(RuleBasedStateMachine):
         run = agent.runs[placement_id]
         agent.enter(run)
         with self.database.transaction() as connection:
-            (refused,) = accept_placements(connection, [(placement_id, worker_id)])
+            (refused,) = accept_placements(connection, [Taker(placement_id, worker_id)])
         run.accepted = refused is None
         assert run.accepted == self.model.accept(placement_id, worker_id)
         if not run.accepted:

@@ -32,6 +32,7 @@ PACKAGES = {
         GPU = os.path.exists("/dev/nvidia0")
         def draw(): return random.random(), os.urandom(4), uuid.uuid4().hex
     """,
+    "pause": "import time; time.sleep(1.3)",
     "blob": "data = b'x' * 20_000_000",
     "broken": "1 / 0",
     "quitter": "import sys; sys.exit(0)",
@@ -83,6 +84,10 @@ def call(runtime: ForkRuntime, function: Any, *args: Any, **options: Any) -> Ran
 
 
 # ---- restoring ----
+
+
+def where_is(_thing: object) -> int:
+    return os.getpid()
 
 
 def where() -> tuple[int, int, bool]:
@@ -316,6 +321,20 @@ def test_imports_that_do_not_end_are_ended(runtime: ForkRuntime) -> None:
 
     assert ran.slug == "sandbox-failed"
     assert "did not start within 2 s" in ran.detail
+
+
+def test_all_that_comes_before_the_function_has_one_time(runtime: ForkRuntime) -> None:
+    """Imports, and then arguments that take long to load: neither is too long alone."""
+
+    class Late:
+        def __reduce__(self) -> Any:
+            return time.sleep, (1.3,)
+
+    ran = call(runtime, where_is, Late(), modules=["pause"], start_timeout=2.0)
+
+    assert ran.slug == "sandbox-failed"
+    assert "did not start within 2 s" in ran.detail
+    assert ran.result.phases.imports >= 1.3
 
 
 def test_a_call_can_be_cancelled(runtime: ForkRuntime) -> None:

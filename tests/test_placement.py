@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from packaging.markers import default_environment
 from sqlalchemy import exc, text
 
+from app.api.calls import place_together
 from app.catalogue import import_catalogue
 from app.database import Database
+from app.keys import Asked
 from app.liveness import report_status
 from app.placement import place_call, place_calls
 from app.settings import RouterSettings
@@ -223,11 +225,9 @@ def test_threads_never_overcommit_a_worker(database: Database) -> None:
     outcomes: list[str] = []
 
     def place_some() -> None:
-        for _ in asked:
-            try:
-                outcomes.append(place(database, call()).placement.worker_id)
-            except NoCapacity:
-                outcomes.append("no-capacity")
+        for number in asked:
+            (placed,) = place_together(database, SETTINGS, [Asked(call_id=f"call{number}", request=call())])
+            outcomes.append(placed.placement.worker_id if isinstance(placed, CallPlaced) else str(placed.slug))
 
     threads = [threading.Thread(target=place_some) for _ in range(12)]
     for thread in threads:

@@ -23,7 +23,7 @@ from sqlalchemy import make_url
 from app.catalogue import import_catalogue
 from app.cli import main
 from app.database import Database, open_database
-from app.lease import accept_placements, end_placements
+from app.lease import Taker, accept_placements, end_placements
 from app.liveness import report_status
 from app.placement import place_call
 from app.settings import RouterSettings
@@ -99,7 +99,7 @@ def called(database: Database, database_url: str) -> str:
     ended = place("w", function="train", cold=True)
     result = Result(outcome="returned", started=Started(how="cold"), phases=Phases(ready=0.5))
     with database.transaction() as connection:
-        assert accept_placements(connection, [(ended, "w")]) == [None]
+        assert accept_placements(connection, [Taker(ended, "w")]) == [None]
         end_placements(connection, [(ended, result)])
         report_status(connection, "w", msgspec.structs.replace(STATUS, state="removed"))
     place("v", function=PARSE, session_id="notebook-7", memory=2**30)

@@ -15,7 +15,7 @@ from app import liveness
 from app.api.workers import read_workers
 from app.catalogue import import_catalogue
 from app.database import Database
-from app.lease import accept_placements, cancel_call, end_placements, end_session, find_orders
+from app.lease import Taker, accept_placements, cancel_call, end_placements, end_session, find_orders
 from app.liveness import expire_unreported, prune, report_status, sweep
 from app.placement import place_call, place_calls
 from app.session import stop_waiting
@@ -105,7 +105,7 @@ def accept(database: Database, placed: CallPlaced) -> CallPlaced:
 
 
 def accept_in(connection: Connection, placed: CallPlaced) -> CallPlaced:
-    assert accept_placements(connection, [(placed.placement.placement_id, placed.placement.worker_id)]) == [None]
+    assert accept_placements(connection, [Taker(placed.placement.placement_id, placed.placement.worker_id)]) == [None]
     return placed
 
 
@@ -658,7 +658,7 @@ def test_a_first_call_that_nobody_accepts_is_placed_anew(database: Database) -> 
     assert (assignment.call_id, assignment.session_id, assignment.continues) == (first.call_id, "s", False)
     assert place_all(database, b=call()) == ["session-busy"]
     with database.transaction() as connection:
-        accept_placements(connection, [(assignment.placement_id, "other")])
+        accept_placements(connection, [Taker(assignment.placement_id, "other")])
         end_placements(connection, [(assignment.placement_id, RETURNED)])
     assert place_all(database, b=call()) == ["other"]
 

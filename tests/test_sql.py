@@ -25,7 +25,7 @@ from app.application import create_app
 from app.catalogue import import_catalogue
 from app.cli import main
 from app.database import Database, migrate
-from app.lease import accept_placements, end_placements
+from app.lease import Taker, accept_placements, end_placements
 from app.liveness import report_status
 from app.parsing import check_query
 from app.placement import place_call
@@ -97,7 +97,7 @@ def fill(database: Database) -> None:
             started = Started(how="cold" if options.get("cold") else "restored")
             result = Result(outcome="returned", started=started, phases=Phases(ready=ready))
             with database.transaction() as connection:
-                assert accept_placements(connection, [(placement.placement_id, "w")]) == [None]
+                assert accept_placements(connection, [Taker(placement.placement_id, "w")]) == [None]
                 end_placements(connection, [(placement.placement_id, result)])
     row = {"request_id": "mine~1", "asked_at": "2030-01-01T00:00:00+00:00", "address": "127.0.0.1", "status": 201}
     row |= {"action": "activateCatalogue", "target": "/v1/catalogues/1/activate"}

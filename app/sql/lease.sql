@@ -150,22 +150,23 @@ SELECT placement_id FROM cancellations WHERE worker_id = CAST(:worker_id AS text
 -- name: accept_leases
 -- Workers take placements that are their own and that they have not accepted before. From now on the deadline is the
 -- function's timeout and what a start may take.
--- parameters: placement_ids text[], worker_ids text[], incarnations text[], start_ms bigint
+-- parameters: placement_ids text[], worker_ids text[], incarnations text[], start_ms bigint[]
 -- One placement a position, with who takes it: the worker, and the agent that speaks for it (null: whichever does). Of
 -- two agents with one worker id that one accepts which reported last.
 -- returns: placement_id, call_id, worker_id, session_id, incarnation of those that are accepted now
 UPDATE leases SET
     accepted_at = now(), incarnation = takers.incarnation,
-    deadline_at = now() + (CAST(:start_ms AS bigint) + calls.timeout_ms) * INTERVAL '1 millisecond'
+    deadline_at = now() + (takers.start_ms + calls.timeout_ms) * INTERVAL '1 millisecond'
 FROM (
-    SELECT DISTINCT asked.placement_id, asked.worker_id, workers.incarnation
+    SELECT asked.placement_id, asked.worker_id, workers.incarnation, max(asked.start_ms) AS start_ms
     FROM (
         SELECT
             unnest(CAST(:placement_ids AS text[])) AS placement_id, unnest(CAST(:worker_ids AS text[])) AS worker_id,
-            unnest(CAST(:incarnations AS text[])) AS incarnation
+            unnest(CAST(:incarnations AS text[])) AS incarnation, unnest(CAST(:start_ms AS bigint[])) AS start_ms
     ) asked
     JOIN workers ON workers.worker_id = asked.worker_id
     WHERE asked.incarnation IS NULL OR asked.incarnation = workers.incarnation
+    GROUP BY asked.placement_id, asked.worker_id, workers.incarnation
 ) takers, calls
 WHERE leases.placement_id = takers.placement_id AND leases.worker_id = takers.worker_id
   AND leases.accepted_at IS NULL AND calls.call_id = leases.call_id
