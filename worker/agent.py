@@ -45,6 +45,7 @@ from readie.logs import log_to_stderr
 from readie.manifest import Description
 from readie.wire import (
     MAX_SECONDS,
+    REPORT_SECONDS,
     Assignment,
     HeldGeneration,
     Orders,
@@ -80,7 +81,6 @@ from worker.settings import WorkerSettings, read_worker_settings
 from worker.specification import Limits
 from worker.wheels import Sources, fetch_wheels
 
-REPORT_S = 10.0
 SETTLE_S = 0.05  # changes that come together are reported together
 LATER_S = 1.0  # for the beginning and end of a call: its placement and result have told of them
 POLL_S = 20.0
@@ -395,7 +395,7 @@ class Agent:
             else:
                 self.note_back()
                 self.reported.set()
-                due = time.monotonic() + REPORT_S
+                due = time.monotonic() + REPORT_SECONDS
 
     def note_away(self, error: ReadieError) -> None:
         if self.away != error.slug and not self.closing:
