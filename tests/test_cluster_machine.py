@@ -48,6 +48,9 @@ TIMES = {
     "session_waits": ["seen_at"],
 }
 
+#: Seconds, more than all that the machine lets pass.
+FAR = 1_000_000
+
 worker_ids = st.sampled_from("abc")
 offers = st.fixed_dictionaries(
     {
@@ -256,15 +259,28 @@ class ClusterMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([20, 20, 310, 510, 2000]), silent=st.sets(worker_ids, max_size=1))
     def time_passes(self, seconds: int, silent: set[str]) -> None:
         """Agents report in it, but for one at most, and give up what they could not accept."""
-        with self.database.transaction() as connection:
-            for table, columns in TIMES.items():
-                moved = ", ".join(f"{column} = {column} - INTERVAL '{seconds} seconds'" for column in columns)
-                connection.execute(text(f"UPDATE {table} SET {moved}"))
+        self.move_times(f"- INTERVAL '{seconds} seconds'")
         self.model.now += seconds
         for agent in self.agents.values():
             agent.give_up()
         for worker_id in sorted(self.agents.keys() - silent):
             self.report(worker_id)
+
+    @rule(worker_id=worker_ids)
+    def the_clock_is_set_back(self, worker_id: str) -> None:
+        """By far; what a sweep makes of it, and then a report of one worker."""
+        self.move_times(f"+ INTERVAL '{FAR} seconds'")
+        sweep(self.database, SETTINGS)
+        self.model.set_back()
+        self.model.sweep()
+        if worker_id in self.agents:
+            self.report(worker_id)
+
+    def move_times(self, change: str) -> None:
+        with self.database.transaction() as connection:
+            for table, columns in TIMES.items():
+                moved = ", ".join(f"{column} = {column} {change}" for column in columns)
+                connection.execute(text(f"UPDATE {table} SET {moved}"))
 
     @rule()
     def a_router_sweeps(self) -> None:
