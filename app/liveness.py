@@ -21,7 +21,16 @@ from app.session import EXPIRED_SECONDS, STALE_SECONDS, expire_sessions, leave_s
 from app.settings import RouterSettings
 from app.sql import statement
 from app.waiting import CAPACITY, call_topic, session_topic, worker_topic
-from readie.errors import BadRequest, CallTimeout, DatabaseUnavailable, PlacementError, ReadieError, WorkerLost
+from readie.errors import (
+    BadRequest,
+    CallTimeout,
+    DatabaseUnavailable,
+    NoCapacity,
+    NoWorkers,
+    PlacementError,
+    ReadieError,
+    WorkerLost,
+)
 from readie.flavor import Flavor
 from readie.units import MAX_BYTES, NS_PER_SECOND
 from readie.wire import WorkerStatus
@@ -183,6 +192,8 @@ def _sweep(database: Database, settings: RouterSettings, asked_at: float) -> lis
         try:
             with database.transaction() as connection:
                 topics += end_due_lease(connection, database, settings, lease)
+        except _WaitsForRoom as waits:
+            log.info("call waits for room", placement_id=lease.placement_id, cause=lease.cause, reason=str(waits))
         except DatabaseUnavailable:
             raise
         except Exception:  # one that cannot be ended must not keep the others waiting
@@ -205,10 +216,14 @@ def _sweep(database: Database, settings: RouterSettings, asked_at: float) -> lis
     return topics
 
 
+class _WaitsForRoom(Exception):
+    """A call cannot be placed again yet, and has time to wait: nothing is to change, and the next sweep tries again."""
+
+
 def end_due_lease(connection: Connection, database: Database, settings: RouterSettings, due: Row[Any]) -> list[str]:
     """Ends a row of `due_leases`. A call that has not run, or that may run twice, is placed again; any other fails.
 
-    Gives the topics of who waits for that; none when somebody else has ended it.
+    Gives the topics of who waits for that; none when somebody else has ended it. Raises `_WaitsForRoom`.
     """
     database.lock(connection, PLACEMENTS)  # before the lease: whoever ends a session takes them in this order
     lease = connection.execute(
@@ -227,6 +242,8 @@ def end_due_lease(connection: Connection, database: Database, settings: RouterSe
         try:
             placement = place_again(connection, settings, lease.call_id)
         except ReadieError as refused:
+            if due.may_wait and isinstance(refused, NoCapacity | NoWorkers):
+                raise _WaitsForRoom(refused.detail) from refused
             error = refused
         else:
             log.info("call placed again", call_id=lease.call_id, cause=due.cause, worker_id=placement.worker_id)

@@ -203,6 +203,7 @@ def place_calls(
             "cold": room.demand.cold,
             "retry": request.retry,
             "timeout_ms": ceil((settings.call_timeout if request.timeout is None else request.timeout) * 1000),
+            "queue_ms": ceil(request.queue_timeout * 1000),
             "payload": request.payload,
         }
         for (call_id, request), room, start in zip(taken, reserved, starts, strict=True)

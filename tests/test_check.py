@@ -256,6 +256,14 @@ def test_a_gpu_given_twice(busy: Database) -> None:
     assert broken(busy, half) == {"workers_overcommitted": ["g"], "workers_too_full": ["g"]}
 
 
+def test_a_call_that_waits_for_room_is_not_overdue(busy: Database) -> None:
+    """Its lease stays until it is placed elsewhere, or has waited for as long as it may."""
+    late = "UPDATE leases SET deadline_at = now() - INTERVAL '3 minutes' WHERE call_id = 'waits'"
+    for seconds, found in [(600, {}), (60, {"leases_overdue": ["waits-1"]})]:
+        waits = f"UPDATE calls SET queue_ms = {seconds}000 WHERE call_id = 'waits'"
+        assert broken(busy, late, waits) == found
+
+
 @pytest.mark.parametrize(
     ("table", "column", "about"),
     [

@@ -485,6 +485,31 @@ def test_a_call_with_retry_is_placed_again_after_it_was_accepted(database: Datab
     assert the_result(database) == RETURNED
 
 
+def test_a_call_that_may_wait_for_room_does_so_again(database: Database) -> None:
+    """Where its worker is lost before it accepted, and no other has room: until its queue_timeout is over."""
+    placement_id = placed(database, queue_timeout=60)
+    fall_silent(database)
+    sweep(database, SETTINGS)
+    assert (the_call(database)["state"], the_call(database)["attempts"]) == ("placed", 1)
+    report(database, "other")
+    sweep(database, SETTINGS)
+
+    assert [each.placement_id for each in orders(database, "other").run] == [call_of(placement_id) + "-2"]
+
+
+def test_a_call_that_has_waited_for_room_long_enough_fails(database: Database) -> None:
+    """The time counts from when it should have been accepted: before that its worker may yet come back."""
+    placed(database, queue_timeout=60)
+    fall_silent(database)
+    for seconds, state in [(59, "placed"), (61, "failed")]:
+        change(database, f"UPDATE leases SET deadline_at = now() - INTERVAL '{seconds} seconds'")
+        sweep(database, SETTINGS)
+        assert the_call(database)["state"] == state
+
+    assert the_call(database)["outcome"] == "no-workers"
+    assert rows(database, "SELECT * FROM workers") == []
+
+
 def test_a_call_that_all_its_workers_are_lost_with_is_not_placed_for_ever(database: Database) -> None:
     """retry=True: five times, for it may be what they die of."""
     placement_id = accepted(database, retry=True)

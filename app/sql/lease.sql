@@ -338,8 +338,11 @@ WHERE call_id IN (SELECT unnest(CAST(:call_ids AS text[]))) AND read_at IS NULL;
 -- Leases that cannot go on as they are, oldest first, and why. The database's clock decides.
 -- parameters: ttl_ms bigint
 -- returns: placement_id, accepted, cause (silent: its worker was not heard from; restarted: another process speaks
--- for its worker, or it has another flavor; leaving: its worker takes nothing new; deadline: its time is over)
+-- for its worker, or it has another flavor; leaving: its worker takes nothing new; deadline: its time is over), may_wait
+-- (its call has not run, and has time left to wait for room: that counts from when it should have been accepted)
 SELECT leases.placement_id, leases.accepted_at IS NOT NULL AS accepted,
+    leases.accepted_at IS NULL AND coalesce(calls.queue_ms, 0) > 0
+        AND now() < leases.deadline_at + calls.queue_ms * INTERVAL '1 millisecond' AS may_wait,
     CASE
         WHEN workers.worker_id IS NULL OR workers.heard_at <= now() - CAST(:ttl_ms AS bigint) * INTERVAL '1 millisecond'
             THEN 'silent'
@@ -348,6 +351,7 @@ SELECT leases.placement_id, leases.accepted_at IS NOT NULL AS accepted,
         ELSE 'deadline'
     END AS cause
 FROM leases
+LEFT JOIN calls ON calls.call_id = leases.call_id
 LEFT JOIN workers ON workers.worker_id = leases.worker_id
 WHERE workers.worker_id IS NULL
    OR workers.heard_at <= now() - CAST(:ttl_ms AS bigint) * INTERVAL '1 millisecond'
