@@ -32,6 +32,8 @@ from tests.lines import Line
 from tests.routers import ROOT, ask, serving
 from tests.sandboxes import wait_for
 
+expect.set_options(timeout=30_000)  # milliseconds
+
 DEMO = ROOT / ".demo"
 IMAGES = ROOT / "docs" / "images"
 DRAWING = os.environ.get("SCREENSHOTS") == "1"

@@ -1,5 +1,6 @@
 """The fork runtime: zygotes and their clones, limits, and that nothing stays behind."""
 
+import gc
 import hashlib
 import os
 import signal
@@ -32,7 +33,7 @@ PACKAGES = {
         GPU = os.path.exists("/dev/nvidia0")
         def draw(): return random.random(), os.urandom(4), uuid.uuid4().hex
     """,
-    "pause": "import time; time.sleep(1.3)",
+    "pause": "import time; time.sleep(2.5)",
     "blob": "data = b'x' * 20_000_000",
     "broken": "1 / 0",
     "quitter": "import sys; sys.exit(0)",
@@ -328,13 +329,13 @@ def test_all_that_comes_before_the_function_has_one_time(runtime: ForkRuntime) -
 
     class Late:
         def __reduce__(self) -> Any:
-            return time.sleep, (1.3,)
+            return time.sleep, (2.5,)
 
-    ran = call(runtime, where_is, Late(), modules=["pause"], start_timeout=2.0)
+    ran = call(runtime, where_is, Late(), modules=["pause"], start_timeout=4.0)
 
     assert ran.slug == "sandbox-failed"
-    assert "did not start within 2 s" in ran.detail
-    assert ran.result.phases.imports >= 1.3
+    assert "did not start within 4 s" in ran.detail
+    assert ran.result.phases.imports >= 2.5
 
 
 def test_a_call_can_be_cancelled(runtime: ForkRuntime) -> None:
@@ -389,6 +390,7 @@ def test_no_zombie_and_no_descriptor_is_left(runtime: ForkRuntime) -> None:
     """After calls that returned, crashed and were ended, neither this process nor the zygote has anything left of them."""
     spec = load(runtime, "heavy")
     call(runtime, where, spec=spec)
+    gc.collect()
     before = len(list(Path("/proc/self/fd").iterdir()))
     zombies = zombies_of(os.getpid())  # of other tests' sandboxes of gVisor, whose subreaper this process may be
 
@@ -398,7 +400,7 @@ def test_no_zombie_and_no_descriptor_is_left(runtime: ForkRuntime) -> None:
         call(runtime, lambda: time.sleep(60), spec=each, timeout=0.1)
 
     zygote = runtime.zygotes[spec.key]
-    assert before == len(list(Path("/proc/self/fd").iterdir()))
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
     assert set(zombies_of(os.getpid())) <= set(zombies)
     assert zombies_of(zygote.process.pid) == []
     wait_for(lambda: not zygote.statuses)

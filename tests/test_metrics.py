@@ -98,7 +98,7 @@ def test_calls_that_wait_for_room_are_counted_while_they_do(client: httpx.Client
     """Then no more, whether they were placed or not."""
     assert "readie_calls_placing" not in scrape(client)  # it is 0
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(client.post, "/v1/calls", json=CALL | {"memory": 5 * GIB, "queue_timeout": 1.5})
+        waiting = pool.submit(client.post, "/v1/calls", json=CALL | {"memory": 5 * GIB, "queue_timeout": 5})
         wait_for(lambda: scrape(client).get("readie_calls_placing") == 1)
         assert waiting.result().status_code == 503
 

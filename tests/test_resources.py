@@ -600,8 +600,8 @@ class TestLine:
 
     def test_figures_are_exclusive(self, items: dict[str, MeasuredItem]) -> None:
         """The model costs 50 ms, without the module of 60 ms that its loader imports, and the table of 100 ms."""
-        assert items["dataset:tiny/table"].seconds == pytest.approx(0.1, abs=0.03)
-        assert items["model:tiny"].seconds == pytest.approx(0.05, abs=0.03)
+        assert 0.1 <= items["dataset:tiny/table"].seconds < 0.2
+        assert 0.05 <= items["model:tiny"].seconds < 0.1
         assert items["model:tiny"].size_mb < 1
         assert items["lazily"].size_mb == pytest.approx(5, abs=1)
 

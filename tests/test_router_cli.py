@@ -454,7 +454,7 @@ def test_a_router_serves_until_it_is_told_to_stop(cli: Any, kind: str, database_
         polls: list[httpx.Response] = []
         agent = threading.Thread(target=lambda: polls.append(ask("GET", f"{url}/v1/workers/w/placements?wait=60")))
         agent.start()
-        time.sleep(0.5)
+        time.sleep(2)
         stopped_at = time.monotonic()
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0

@@ -571,7 +571,7 @@ def test_a_database_that_stood_still_says_of_no_worker_that_it_is_silent(
         with database.transaction() as connection:
             connection.execute(text("LOCK TABLE workers IN ACCESS EXCLUSIVE MODE"))
             locked.set()
-            time.sleep(1.0)
+            time.sleep(3.0)
 
     holder = threading.Thread(target=stand_still)
     holder.start()
