@@ -600,8 +600,8 @@ class TestLine:
 
     def test_figures_are_exclusive(self, items: dict[str, MeasuredItem]) -> None:
         """The model costs 50 ms, without the module of 60 ms that its loader imports, and the table of 100 ms."""
-        assert 0.1 <= items["dataset:tiny/table"].seconds < 0.2
-        assert 0.05 <= items["model:tiny"].seconds < 0.1
+        assert 0.06 < items["dataset:tiny/table"].seconds < 0.2  # brought to one pace, it may be less than the clock's
+        assert 0.03 < items["model:tiny"].seconds < 0.1
         assert items["model:tiny"].size_mb < 1
         assert items["lazily"].size_mb == pytest.approx(5, abs=1)
 
