@@ -520,14 +520,15 @@ def test_an_answer_has_a_limit_of_bytes(database: Database, monkeypatch: pytest.
     monkeypatch.setattr("app.database.MOST_ANSWER", 1_000_000)
 
     def double(times: int) -> str:
-        steps = [f"c{n + 1} AS (SELECT a || a AS a FROM c{n})" for n in range(times)]
-        return f"WITH {', '.join(['c0 AS (SELECT CAST(1000 AS text) AS a)', *steps])} SELECT a FROM c{times}"
+        steps = [f"c0 AS (SELECT CAST('{'x' * 1000}' AS text) AS a)"]
+        steps += [f"c{n + 1} AS (SELECT a || a AS a FROM c{n})" for n in range(times)]
+        return f"WITH {', '.join(steps)} SELECT a FROM c{times}"
 
-    assert len(ask(database, double(17))[0][0]) == 4 * 2**17
+    assert len(ask(database, double(9))[0][0]) == 512_000
     with pytest.raises(BadQuery, match="its answer has more than 1 MB"):
-        ask(database, double(18))
+        ask(database, double(10))
     with pytest.raises(BadQuery, match="its answer has more than 1 MB"):
-        ask(database, f"SELECT a.a FROM ({double(17)}) AS a CROSS JOIN (SELECT 1 AS b UNION ALL SELECT 2) AS b")
+        ask(database, f"SELECT a.a FROM ({double(9)}) AS a CROSS JOIN (SELECT 1 AS b UNION ALL SELECT 2) AS b")
     assert run_query(database, SqlRequest(query="SELECT 1 AS a, 2 AS a LIMIT 0")).columns == ["a", "a"]
 
 
