@@ -5,7 +5,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import aclosing, closing
 from html import unescape
 from itertools import pairwise
 from pathlib import Path
@@ -855,12 +855,11 @@ class TestEvents:
 
         async def look_until(watch: ClusterWatch, words: str) -> list[str]:
             told = []
-            stream = watch.follow()
-            async for message in stream:
-                told.append(f"{message.event} {message.data!s}")
-                if words in told[-1]:
-                    break
-            await stream.aclose()
+            async with asyncio.timeout(5), aclosing(watch.follow()) as stream:
+                async for message in stream:
+                    told.append(f"{message.event} {message.data!s}")
+                    if words in told[-1]:
+                        break
             return told
 
         async def look_again() -> list[list[str]]:
@@ -874,7 +873,7 @@ class TestEvents:
             watched = asyncio.create_task(look_until(watch, "late"))
             await asyncio.sleep(0.2)
             watch.database = database
-            return [*looks, await asyncio.wait_for(watched, 5)]
+            return [*looks, await watched]
 
         first, changed, failing, mended = asyncio.run(look_again())
         empty.close()
