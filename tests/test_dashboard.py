@@ -855,7 +855,7 @@ class TestEvents:
 
         async def look_until(watch: ClusterWatch, words: str) -> list[str]:
             told = []
-            async with asyncio.timeout(5), aclosing(watch.follow()) as stream:
+            async with asyncio.timeout(20), aclosing(watch.follow()) as stream:
                 async for message in stream:
                     told.append(f"{message.event} {message.data!s}")
                     if words in told[-1]:
@@ -871,7 +871,7 @@ class TestEvents:
             watch.database = empty
             looks.append(await look_until(watch, "Out of date"))
             watched = asyncio.create_task(look_until(watch, "late"))
-            await asyncio.sleep(0.2)
+            await look_until(watch, "Out of date")
             watch.database = database
             return [*looks, await watched]
 

@@ -6,6 +6,8 @@ import shlex
 import subprocess
 import sys
 from collections import Counter
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from readie.client import ClientSettings
 from readie.errors import ReadieError, problems
 from readie.resources import read_resources
 from tests.commands import COMMANDS
-from tests.pages import Block, prints, read_blocks
+from tests.pages import Block, Terminal, prints, read_blocks
 from worker.settings import WorkerSettings
 
 ROOT = Path(__file__).parent.parent
@@ -151,6 +153,49 @@ def test_targets_of_make_that_the_pages_name_exist() -> None:
 def name_of(page: Path) -> str:
     """Within docs/, or from the top."""
     return page.relative_to(ROOT / "docs" if (ROOT / "docs") in page.parents else ROOT).as_posix()
+
+
+PAGE = """
+<!-- file: made.txt -->
+```python
+made
+```
+
+```sh
+cat made.txt && touch run
+```
+
+```text
+made
+```
+
+<!-- not run: it is an example -->
+```sh
+touch left-out
+```
+
+<!-- run by: tests/test_docs.py::test_who_follows_a_page_does_what_counts_as_done -->
+```sh
+touch left-to-a-test
+```
+
+```python
+open("nobody-runs-python", "w")
+```
+"""
+
+
+def test_who_follows_a_page_does_what_counts_as_done(tmp_path: Path) -> None:
+    """Files are written, shells run and their output compared; what is left out, and Python by itself, is not run."""
+    (tmp_path / "page.md").write_text(PAGE)
+    blocks = read_blocks(tmp_path / "page.md")
+    with closing(Terminal(tmp_path, {}, {})) as terminal:
+        terminal.follow(blocks)
+        with pytest.raises(AssertionError, match="and this was printed\nmade"):
+            terminal.follow([*blocks[:2], replace(blocks[2], text="something else\n")])
+
+    assert [block.is_done for block in blocks] == [True, True, False, False, False, False]
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [".script.sh", "made.txt", "page.md", "run"]
 
 
 @pytest.mark.parametrize("block", CODE, ids=str)
