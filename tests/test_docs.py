@@ -235,7 +235,6 @@ def test_what_nothing_runs_is_known() -> None:
         "catalogues/README.md": 2,
         "corpora/README.md": 1,
         "gvisor.md": 2,
-        "how-to/add-a-package.md": 1,
         "how-to/plan-from-production.md": 1,
         "how-to/roll-out.md": 1,
         "how-to/three-routers.md": 1,
