@@ -5,7 +5,7 @@ The only file that knows which of the two it is. Everything else takes a connect
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from select import POLLIN, poll
@@ -40,6 +40,9 @@ POOL_SIZE = 20
 #: Pages that are read at a time at most, and how long a statement of theirs may run.
 MOST_BROWSING = 4
 BROWSING_SECONDS = 10.0
+
+#: Bytes of the answer to a query of people's, more or less.
+MOST_ANSWER = 64 * 10**6
 
 #: How often DuckDB is interrupted that was between two statements.
 INTERRUPT_S = 0.05
@@ -242,8 +245,8 @@ class Database:
     def query(self, query: str, time_limit_s: float) -> tuple[list[str], list[tuple[Any, ...]]]:
         """Runs a query that `app.query` has checked, unable to change anything: names of its columns, rows.
 
-        Raises `BadQuery` with the database's words, `QueryTimeout` past `time_limit_s`, `DatabaseBehind` where there
-        are no views, `DatabaseUnavailable`.
+        Raises `BadQuery` with the database's words or for an answer that is too large, `QueryTimeout` past
+        `time_limit_s`, `DatabaseBehind` where there are no views, `DatabaseUnavailable`.
         """
         with self._problems(), self.engine.connect() as connection:
             missing = views().keys() - set(_list_views(connection))
@@ -260,6 +263,8 @@ class Database:
                 if _is_gone(error):
                     raise
                 raise BadQuery(str(error).partition("\n")[0]) from error
+            except (OverflowError, ValueError) as error:  # of the driver
+                raise BadQuery(f"a value has no place in an answer: {error}", "CAST it to text.") from error
 
     def reader_role(self) -> str | None:
         """The role of PostgreSQL that queries run as, which can read the views and nothing else; None: there is none.
@@ -487,7 +492,7 @@ def _query_duckdb(driver: Any, query: str, time_limit_s: float) -> tuple[list[st
     try:
         with _interrupted_after(time_limit_s, driver):
             driver.execute(query)
-            return [each[0] for each in driver.description], driver.fetchall()
+            return [each[0] for each in driver.description], _take(iter(driver.fetchone, None))
     finally:
         driver.execute("ROLLBACK")
 
@@ -500,10 +505,39 @@ def _query_postgresql(driver: Any, query: str, time_limit_s: float) -> tuple[lis
             reader = cursor.execute(_READER).fetchone()
             if reader:
                 cursor.execute(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(reader[0])))
-            cursor.execute(query)
-            return [each.name for each in cursor.description], cursor.fetchall()
+            with closing(cursor.stream(query)) as stream:  # a row at a time: what is too much is never here as a whole
+                rows = _take(stream)
+            if not rows:  # then its columns are not known yet
+                cursor.execute(f"SELECT * FROM ({query}) AS nothing LIMIT 0")  # noqa: S608 - app.query has checked it
+            return [each.name for each in cursor.description], rows
         finally:
             driver.rollback()
+
+
+def _take(stream: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """All rows. Raises `BadQuery` for more than the router should hold."""
+    rows: list[tuple[Any, ...]] = []
+    left = MOST_ANSWER
+    for row in stream:
+        left -= _weigh(row)
+        if left < 0:
+            raise BadQuery(
+                f"its answer has more than {MOST_ANSWER // 10**6} MB", "Ask for fewer rows, or for less of them."
+            )
+        rows.append(row)
+    return rows
+
+
+def _weigh(value: Any) -> int:
+    """The bytes of a value, more or less: what is no text and no list is about as large as a number."""
+    match value:
+        case str() | bytes():
+            return len(value)
+        case list() | tuple():
+            return sum(map(_weigh, value))
+        case dict():
+            return _weigh(list(value.items()))
+    return 8
 
 
 # The role of PostgreSQL that people's queries run as is called readie_views_ and the database's number. Views run with

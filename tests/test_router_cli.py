@@ -29,7 +29,7 @@ from app.placement import place_call
 from app.settings import RouterSettings
 from readie.flavor import Flavor
 from readie.wire import CallRequest, Phases, Result, Started, WorkerStatus
-from tests.catalogues import make_worked_example, read, write
+from tests.catalogues import make_checkpoint, make_document, make_item, make_worked_example, read, write
 from tests.routers import SETTINGS, ask, serving
 
 ROOT = Path(__file__).parent.parent
@@ -144,6 +144,27 @@ def test_explain_says_what_becomes_of_packages(cli: Any, filled: str) -> None:
 
     assert "dist: skipped, 1.0 is there" in run.out
     assert "requests: installed for the call, the root filesystem does not have it" in run.out
+
+
+@pytest.mark.parametrize("kind", ["duckdb"], indirect=True)
+def test_names_are_shown_as_they_are(cli: Any, database: Database, database_url: str) -> None:
+    """Keys, ids of checkpoints, workers and sessions, whatever is in them: no markup, no command to a terminal."""
+    keys = ["numpy", "dataset:x[/y]", "model:[bold]z"]
+    checkpoints = [make_checkpoint("[red]held", ["numpy"])]
+    import_catalogue(database, read(make_document({key: make_item() for key in keys}, checkpoints)))
+    with database.transaction() as connection:
+        report_status(connection, "[/w]", STATUS)
+        request = CallRequest(payload=b"", python="3.11", session_id="[link]s")
+        place_call(connection, database, RouterSettings(), request)
+    database.close()
+    explained = cli("explain", *keys, "[/n]\x1b[2J", DATABASE_URL=database_url)
+    listed = cli("workers").out + cli("sessions").out
+
+    assert explained.code == 0
+    for name in ["dataset:x[/y]", "model:[bold]z", "[red]held lacks", "[/n]\ufffd[2J: matches no item"]:
+        assert name in explained.out
+    for name in ["[/w]", "[link]s"]:
+        assert name in listed
 
 
 def test_json_is_the_answer_of_the_api(cli: Any, filled: str) -> None:

@@ -498,6 +498,40 @@ def test_what_the_database_says_is_passed_on(database: Database) -> None:
         ask(database, "SELECT nope FROM package_costs")
 
 
+def test_numbers_that_json_does_not_have_are_text(database: Database, kind: str) -> None:
+    """What is no number, what has no end, and whole numbers that are too long for most readers; to the last digit."""
+    query = "SELECT CAST('Infinity' AS double precision) AS a, CAST('NaN' AS double precision) AS b, "
+    answer = ask(database, query + f"{'9' * 30} AS c, 2.50 AS d")
+
+    assert answer == [("Infinity", "NaN", "9" * 30, 2.5)]
+    if kind == "postgresql":
+        query = "SELECT CAST('-Infinity' AS numeric) AS a, CAST('NaN' AS numeric) AS b, CAST('1e5000' AS numeric) AS c"
+        assert ask(database, query) == [("-Infinity", "NaN", "1" + "0" * 5000)]
+
+
+def test_values_that_python_does_not_have_are_refused(database: Database) -> None:
+    """By name, and not as a fault of the router."""
+    with pytest.raises(BadQuery, match=r"(?i)overflow|magnitude"):
+        ask(database, "SELECT CAST('5000000 years' AS interval) AS a")
+
+
+def test_an_answer_has_a_limit_of_bytes(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few rows it has: short text doubles to much. The next answer is not held up by it."""
+    monkeypatch.setattr("app.database.MOST_ANSWER", 1_000_000)
+
+    def double(times: int) -> str:
+        steps = [f"c0 AS (SELECT CAST('{'x' * 1000}' AS text) AS a)"]
+        steps += [f"c{n + 1} AS (SELECT a || a AS a FROM c{n})" for n in range(times)]
+        return f"WITH {', '.join(steps)} SELECT a FROM c{times}"
+
+    assert len(ask(database, double(9))[0][0]) == 512_000
+    with pytest.raises(BadQuery, match="its answer has more than 1 MB"):
+        ask(database, double(10))
+    with pytest.raises(BadQuery, match="its answer has more than 1 MB"):
+        ask(database, f"SELECT a.a FROM ({double(9)}) AS a CROSS JOIN (SELECT 1 AS b UNION ALL SELECT 2) AS b")
+    assert run_query(database, SqlRequest(query="SELECT 1 AS a, 2 AS a LIMIT 0")).columns == ["a", "a"]
+
+
 # ---- how it is asked ----
 
 
