@@ -6,6 +6,7 @@ times. What was measured is in a journal at once; `measurements.parquet` is comp
 """
 
 import hashlib
+import itertools
 import os
 import statistics
 import subprocess
@@ -27,7 +28,7 @@ import pyarrow.parquet as pq
 from pipeline.corpus import ImportSet
 from pipeline.measurement import MeasuredItem
 from pipeline.pace import Settled, find_reference, settle
-from pipeline.processes import Mode, ProbeAnswer, ProbeFailure, ProbeStream, Sandbox, describe
+from pipeline.processes import NOT_ISOLATED, Mode, ProbeAnswer, ProbeFailure, ProbeStream, Sandbox, describe
 from pipeline.progress import Progress, stage
 from pipeline.resources import Wanted, add_needs, choose_loads, find_failed, list_wanted, select_runs, type_of
 from pipeline.rootfs import RootFilesystem, list_rootfs
@@ -69,6 +70,7 @@ class Run(msgspec.Struct, frozen=True):
     pace_s: list[float] = []  # seconds of a fixed piece of work, before and after
     threads: int = 1  # that were left at the end
     declaration: str = ""  # of the resource that was loaded last (pipeline/resources.py)
+    network: str | None = None  # host: it was not isolated; None: not known
 
     @property
     def pace(self) -> float | None:
@@ -107,7 +109,7 @@ class Figure(msgspec.Struct, frozen=True):
     seconds_spread: float
     seconds_count: int
     raw_size_mb: float  # as measured: below 0 where memory fell
-    size_mb_spread: float
+    size_mb_spread: float | None  # None: one process tells nothing
     size_mb_count: int
     seconds_interval: float | None = None  # half of the 95 % interval of the median; None: one process tells nothing
 
@@ -217,7 +219,7 @@ def find_roots(corpus: Iterable[ImportSet], rootfs: RootFilesystem, python: Path
 
 
 class Journal:
-    """Completed processes, a JSON line each, as soon as they end. Lines of another host are put aside."""
+    """Completed processes, a JSON line each, as soon as they end. Lines of another host are put aside, numbered."""
 
     def __init__(self, path: Path, head: JournalHead) -> None:
         self.runs: list[Run] = []
@@ -233,8 +235,10 @@ class Journal:
                         break  # the line that a kill cut short, and nothing after it
                     whole += len(line)
             elif lines:
-                path.rename(path.with_suffix(".old"))
-                say(f"  the measurements in {path} are of another host or root filesystem: they are put aside")
+                numbered = (path.with_suffix(f".{number}.old") for number in itertools.count(1))
+                aside = next(one for one in numbered if not one.exists())
+                path.rename(aside)
+                say(f"  the measurements in {path} are of another host or root filesystem: they are now {aside.name}")
         self._file = path.open("ab")
         self._file.truncate(whole)
         self._lock = threading.Lock()
@@ -288,6 +292,7 @@ def _keep(answer: ProbeAnswer, roots: tuple[str, ...]) -> Run:
         waited_s=answer.waited_s or 0.0,
         pace_s=answer.pace_s or [],
         threads=answer.threads or 1,
+        network=answer.network,
     )
 
 
@@ -720,10 +725,18 @@ def build_items(
             seconds_interval=round(seconds.interval, 9) if seconds.count > 1 else None,
             seconds_count=seconds.count,
             raw_size_mb=round(kib * _KIB_MB, 6),
-            size_mb_spread=round(statistics.median(abs(one - kib) for one in memory[key]) * _KIB_MB, 6),
+            size_mb_spread=_spread_mb(memory[key]),
             size_mb_count=len(memory[key]),
         )
     return Built(built, figures, unmeasured, settled.paces)
+
+
+def _spread_mb(kib: Sequence[float]) -> float | None:
+    """The median absolute deviation, in MB; None of a single figure, which tells nothing of others."""
+    if len(kib) < 2:
+        return None
+    middle = statistics.median(kib)
+    return round(statistics.median(abs(one - middle) for one in kib) * _KIB_MB, 6)
 
 
 def count_threads(runs: Iterable[Run], asks: Mapping[str, Sequence[str]], items: Mapping[str, str]) -> dict[str, int]:
@@ -800,6 +813,8 @@ def analyze(
             f"the time was up with {loose} measurements left that make intervals tighter: run analyze again"
         )
     runs = select_runs(journal.runs, wanted)
+    if any(run.network == "host" for run in runs):
+        warnings.append(NOT_ISOLATED)
     failed = find_failed(wanted, runs)
     built = build_items(runs, rootfs.distribution_of, [one for one in wanted if one.key not in failed])
     asked = Counter({key: sum(one.count for one in corpus if key in one.modules) for key in failed})

@@ -23,6 +23,8 @@ from readie.manifest import Description
 Mode = Literal["edges", "time", "memory", "plain"]
 Record = TypeVar("Record")
 
+NOT_ISOLATED = "imports had this host's network and files: isolating them needs root or namespaces"
+
 
 @dataclass(frozen=True)
 class Sandbox:

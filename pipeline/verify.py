@@ -11,7 +11,7 @@ import numpy as np
 from pipeline.analyze import Measurements, waits_elsewhere
 from pipeline.corpus import ImportSet
 from pipeline.problem import catalogue_of
-from pipeline.processes import Mode, ProbeAnswer, ProbeStream, Sandbox
+from pipeline.processes import NOT_ISOLATED, Mode, ProbeAnswer, ProbeStream, Sandbox
 from pipeline.progress import Progress
 from readie.closure import compute_closures
 from readie.cost import match
@@ -68,6 +68,7 @@ class Verification(msgspec.Struct, frozen=True):
     pace: float | None  # how many times as slow as when it was left alone while measuring; None: not known
     waited: float  # share of the time in which others had the processor; it is taken out
     outliers: list[Outlier]
+    warnings: list[str] = []
 
 
 @dataclass(eq=False)
@@ -168,6 +169,7 @@ def verify(
         round(pace, 3) if pace else None,
         round(waited / (clock + waited), 3) if clock else 0.0,
         sorted(outliers, key=lambda one: -abs(one.predicted - one.measured) / max(one.measured, 1e-9)),
+        [NOT_ISOLATED] if any(answer.network == "host" for _, answer in order) else [],
     )
 
 

@@ -2,16 +2,22 @@
 
 import hashlib
 import math
+import os
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from pipeline import analyze as analyzing
+from pipeline import processes
 from pipeline.analyze import (
     Journal,
     JournalHead,
+    MeasurementInfo,
     Measurements,
     Node,
     Precision,
@@ -28,12 +34,15 @@ from pipeline.analyze import (
     find_modules,
     find_roots,
     is_missing,
+    measure,
     read_measurements,
 )
+from pipeline.cli import find_memory_noise, find_noise
 from pipeline.measurement import MeasuredItem
-from pipeline.processes import Mode, ProbeFailure, find_worker
+from pipeline.processes import NOT_ISOLATED, Mode, ProbeFailure, ProbeStream, find_worker
 from pipeline.rootfs import list_rootfs
-from readie.cost import PricedItem, closure
+from pipeline.verify import verify
+from readie.cost import PricedItem, closure, match
 from readie.errors import BadFile
 from readie.flavor import Flavor
 from readie.manifest import Host
@@ -58,6 +67,7 @@ BEHAVIOURS: dict[str, tuple[str, str | None]] = {
     "p_crash": ("import p_behind, os; os.abort()", "SIGABRT"),
     "p_time": ("import time\ntime.perf_counter = lambda: 0.0\ntime.monotonic = lambda: 0.0", None),
     "p_trim": ("import ctypes, gc; gc.collect(); ctypes.CDLL(None).malloc_trim(0)", None),
+    "p_free": ("import p_held; del p_held.blob", None),
     "p_empty": ("", None),
     "p_threads": ("import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()", None),
     "p_behind_threads": ("import p_threads", None),
@@ -81,6 +91,7 @@ PACKAGES = {
         "tests/__init__.py": "raise SystemError('test packages are left out')\n",
     },
     "chain-base": {"chain_base/__init__.py": "", "chain_base/part.py": "blob = bytearray(20_000_000)\n"},
+    "held": {"p_held.py": "blob = bytearray(b'x') * 40_000_000\n"},
     # Not a root of its own: only p_crash imports it.
     "behind": {"ns/behind.py": "", "p_behind.py": "import ns.behind\n"},
     "dynamic": {
@@ -92,6 +103,13 @@ PACKAGES = {
             sys.modules |= {"dynamic.made": made, "dynamic.made.inner": inner}
         """,
     },
+}
+#: Distributions that import one another, sleep, fail and crash: work for several streams.
+SEVERAL = {
+    **{f"s{number}": {f"s{number}.py": "import shared, time; time.sleep(0.1)"} for number in range(3)},
+    "shared": {"shared.py": "blob = bytearray(b'x') * 5_000_000"},
+    "fails": {"fails.py": "import shared\nraise RuntimeError('not today')"},
+    "crashes": {"crashes.py": "import os; os.abort()"},
 }
 CORPUS = [
     asks("chain.sub.deep", "os.path", count=3),
@@ -116,6 +134,11 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def measured(rootfs: Path, out: Path) -> Measurements:
     return analyze(sandbox_of(rootfs, timeout_s=2.0), CORPUS, out, flavor=Flavor.CPU, repeats=1)
+
+
+def head_of(out: Path) -> JournalHead:
+    """The first line of the journal in the work folder."""
+    return msgspec.json.decode((out / "measurements.journal.jsonl").read_bytes().splitlines()[0], type=JournalHead)
 
 
 @pytest.fixture(scope="module")
@@ -170,11 +193,26 @@ class TestModulesThatMisbehave:
         assert items["lazypk.heavy"].size_mb == pytest.approx(80, abs=0.5)
 
     def test_no_figure_is_negative_or_not_a_number(self, measured: Measurements) -> None:
-        """Also where memory fell, which is kept beside as it was measured."""
+        """Also where memory fell."""
         for item in measured.items:
             for figure in (item.seconds, item.size_mb):
                 assert math.isfinite(figure)
                 assert math.copysign(1.0, figure) == 1.0
+
+    def test_memory_that_fell_is_kept_beside_as_it_was_measured(
+        self, measured: Measurements, items: dict[str, MeasuredItem]
+    ) -> None:
+        """p_free gives back the 40 MB of p_held: it costs nothing, and 40 less than that was seen."""
+        assert (items["p_held"].size_mb, measured.figures["p_held"].raw_size_mb) == pytest.approx((40, 40), abs=0.5)
+        assert items["p_free"].size_mb == 0
+        assert measured.figures["p_free"].raw_size_mb == pytest.approx(-40, abs=0.5)
+
+    def test_of_one_process_no_spread_is_known(self, measured: Measurements) -> None:
+        """Neither of time nor of memory."""
+        figure = measured.figures["p_ok"]
+
+        assert (figure.seconds_count, figure.seconds_interval) == (1, None)
+        assert (figure.size_mb_count, figure.size_mb_spread) == (1, None)
 
 
 class TestItems:
@@ -212,9 +250,17 @@ class TestItems:
         """A top-level `tests` is not imported."""
         assert "tests" not in items
 
-    def test_a_name_of_a_module_that_is_made_at_run_time_is_found(self, items: dict[str, MeasuredItem]) -> None:
-        """`dynamic.made.inner.thing` is tried, then what is around it."""
-        assert "dynamic" in items
+    def test_a_name_of_a_module_that_is_made_at_run_time_is_found(
+        self, measured: Measurements, items: dict[str, MeasuredItem]
+    ) -> None:
+        """`dynamic.made.inner.thing` is tried, and asks for what is around it, which is there once its package ran."""
+        priced = {key: PricedItem(0, sorted(item.dependencies)) for key, item in items.items()}
+        made = {"dynamic", "dynamic.made", "dynamic.made.inner"}
+
+        assert match(items, "dynamic.made.inner.thing") == "dynamic.made.inner"
+        assert closure(priced, ["dynamic.made.inner"]) == made
+        assert {items[key].distribution for key in made} == {"dynamic"}
+        assert "dynamic.made.inner.thing" not in measured.info.absent
 
     def test_a_bare_namespace_is_reported(self, measured: Measurements, items: dict[str, MeasuredItem]) -> None:
         """K05: it belongs to no distribution, and is no item."""
@@ -263,14 +309,21 @@ class TestResuming:
             assert [run.roots for run in journal.runs] == [("a",), ("b",)]
 
     def test_measurements_of_another_host_are_put_aside(self, tmp_path: Path) -> None:
-        """They are kept, and not used."""
+        """They are kept, and not used; those of a second change beside those of the first."""
         path = tmp_path / "journal.jsonl"
         with Journal(path, HEAD) as journal:
             journal.add(run_of("time", "a", a=0.5))
-        other = msgspec.structs.replace(HEAD, host=msgspec.structs.replace(HOST, python="3.12.1"))
-        with Journal(path, other) as journal:
-            assert journal.runs == []
-        assert path.with_suffix(".old").exists()
+        for python, root in (("3.12.1", "b"), ("3.13.0", "c")):
+            other = msgspec.structs.replace(HEAD, host=msgspec.structs.replace(HOST, python=python))
+            with Journal(path, other) as journal:
+                assert journal.runs == []
+                journal.add(Run("time", (root,), 0.5, 0.5, [Node(root, stdlib=False, value=0.5)]))
+
+        kept = sorted(tmp_path.glob("journal.*.old"))
+        assert [one.name for one in kept] == ["journal.1.old", "journal.2.old"]
+        lines = [one.read_bytes().splitlines() for one in kept]
+        assert [msgspec.json.decode(head, type=JournalHead).host.python for head, _ in lines] == ["3.11.7", "3.12.1"]
+        assert [msgspec.json.decode(line, type=Run).roots for _, line in lines] == [("a",), ("b",)]
 
     def test_no_minutes_measure_nothing_and_say_so(self, tmp_path: Path) -> None:
         """What is left is a warning; run again, it goes on."""
@@ -282,6 +335,73 @@ class TestResuming:
         assert any("run analyze again" in warning for warning in none.info.warnings)
         assert [item.key for item in rest.items] == ["first"]
         assert not any("run analyze again" in warning for warning in rest.info.warnings)
+
+
+class TestStreams:
+    """Each core but one has a stream of processes; what is measured does not depend on how many there are."""
+
+    def test_three_measure_what_one_does(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The same items, failures and processes in the journal, each once; and they really ran at the same time."""
+        rootfs = make_rootfs(tmp_path / "rootfs", SEVERAL)
+        running: list[str] = []
+        most: list[int] = []
+
+        def count_running(stream: ProbeStream, roots: tuple[str, ...], mode: Mode) -> Run:
+            running.append(roots[0])
+            most[-1] = max(most[-1], len(running))
+            try:
+                return measure(stream, roots, mode)
+            finally:
+                running.remove(roots[0])
+
+        monkeypatch.setattr(analyzing, "measure", count_running)
+        found: list[tuple[Measurements, list[Run]]] = []
+        for cores in (2, 4):
+            monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
+            most.append(0)
+            out = tmp_path / f"on-{cores}"
+            out.mkdir()
+            measured = analyze(sandbox_of(rootfs), asks_each(SEVERAL), out, flavor=Flavor.CPU, repeats=1)
+            with Journal(out / "measurements.journal.jsonl", head_of(out)) as journal:
+                found.append((measured, journal.runs))
+        (one, alone), (three, together) = found
+
+        assert most[0] == 1 < most[1] <= 3
+        assert [describe_item(item) for item in three.items] == [describe_item(item) for item in one.items]
+        assert three.info.failures == one.info.failures
+        assert [failure.module for failure in one.info.failures] == ["crashes", "fails"]
+        for runs in (alone, together):
+            edges = [run.roots for run in runs if run.mode == "edges"]
+            assert len(set(edges)) == len(edges)
+        assert count_measured(together) == count_measured(alone)
+        assert {mode for mode, _ in count_measured(alone)} == {"time", "memory"}
+
+
+def describe_item(item: MeasuredItem) -> tuple[str, str, int, frozenset[str], int]:
+    """What does not differ from one run to another: all but seconds, and memory to the MB."""
+    return item.key, item.distribution, item.threads, item.dependencies, round(item.size_mb)
+
+
+def count_measured(runs: Iterable[Run]) -> Counter[tuple[str, tuple[str, ...]]]:
+    return Counter((run.mode, run.roots) for run in runs if run.mode != "edges")
+
+
+class TestIsolation:
+    """Imports have no network and no files of this host where the host lets them be isolated."""
+
+    def test_what_is_not_isolated_is_a_warning(
+        self, measured: Measurements, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Of `analyze`, also when all was measured before, and of `verify`; here, where they are, there is none."""
+        start = "import worker.fork; worker.fork.ForkRuntime.isolates = False; from worker.cli import main; main()"
+        monkeypatch.setattr(processes, "find_worker", lambda: [sys.executable, "-c", start])
+        rootfs = make_rootfs(tmp_path / "rootfs", package("first", ""))
+        made = [analyze(sandbox_of(rootfs), [asks("first")], tmp_path, flavor=Flavor.CPU, repeats=1) for _ in range(2)]
+        verified = verify(sandbox_of(rootfs), made[0], [], 1, seed=1, repeats=1)
+
+        assert [NOT_ISOLATED in one.info.warnings for one in made] == [True, True]
+        assert verified.warnings == [NOT_ISOLATED]
+        assert NOT_ISOLATED not in measured.info.warnings
 
 
 class TestFile:
@@ -404,8 +524,30 @@ class TestBuilding:
         assert (built.figures["a"].seconds_spread, built.figures["a"].seconds_count) == (1.0, 3)
         assert built.figures["a"].seconds_interval == pytest.approx(1.96 * 1.2533 * 1.4826 / math.sqrt(3))
         assert (built.figures["b"].raw_size_mb, built.figures["b"].size_mb_count) == (-0.512, 1)
+        assert built.figures["b"].size_mb_spread is None
         assert second.dependencies == set()
         assert built.unmeasured == 0
+
+    def test_noise_is_listed_where_several_processes_tell_it(self) -> None:
+        """Of time and of memory: half of the 95 % interval of the median; of what was measured once nothing is known."""
+        noisy = (1000.0, 2000.0, 4000.0)  # KiB: 1000 is the median of how far they are from theirs
+        runs = [edges_of("a", a=[]), edges_of("b", b=[]), edges_of("c", c=[])]
+        runs += [run_of("time", "a", a=1.0), run_of("time", "a", a=1.0)]
+        runs += [run_of("time", "b", b=1.0), run_of("time", "c", c=1.0)]
+        runs += [run_of("memory", "a", a=value) for value in noisy]
+        runs += [run_of("memory", "b", b=value) for value in (2000.0, 2004.0)] + [run_of("memory", "c", c=4000.0)]
+        built = build_items(runs, lambda name, _: name)
+        info = MeasurementInfo(
+            flavor=Flavor.CPU, host=HOST, memory_source="RssAnon", rootfs="/rootfs", repeats=3, roots=3
+        )
+        measurements = Measurements(info, built.items, built.figures)
+        half = 1.96 * 1.2533 * 1.4826 / math.sqrt(3) * 1.024
+
+        assert [built.figures[key].size_mb_spread for key in "abc"] == [1.024, pytest.approx(0.002048), None]
+        ((key, size_mb, found),) = find_memory_noise(measurements)
+        assert (key, size_mb) == ("a", 2.048)
+        assert found == pytest.approx(half)
+        assert find_noise(measurements) == []
 
     def test_a_module_of_no_distribution_is_counted_in_its_importer(self) -> None:
         """A bare namespace, say, is no item."""

@@ -795,6 +795,25 @@ def test_reports_that_are_refused(refusing: httpx.Client, changes: dict[str, Any
     assert problem(refusing.put("/v1/workers/other", json=STATUS | changes)) == slug
 
 
+@pytest.mark.parametrize(
+    "markers",
+    [
+        b'{"a": "b\\u0000c"}',
+        b'{"b\\u0000c": "a"}',
+        b'{"a": "\\ud800"}',
+        b'{"a": NaN}',
+        b'{"a": Infinity}',
+        b'{"a": "\xff"}',
+    ],
+)
+def test_markers_that_no_database_could_keep_are_refused(refusing: httpx.Client, markers: bytes) -> None:
+    """K20: NUL, lone surrogates, numbers that are none and other encodings never get as far as SQL."""
+    content = msgspec.json.encode(STATUS)[:-1] + b', "markers": ' + markers + b"}"
+    answer = refusing.put("/v1/workers/other", content=content, headers={"Content-Type": "application/json"})
+
+    assert problem(answer) == "bad-request"
+
+
 @pytest.mark.parametrize("worker_id", ["a b", "-a", "x" * 129, "ü", "a%0A"])
 def test_worker_ids_that_are_refused(refusing: httpx.Client, worker_id: str) -> None:
     """A worker's id is letters, digits and . _ : - of ASCII."""

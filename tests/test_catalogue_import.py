@@ -183,6 +183,14 @@ def test_names_come_back_as_they_went_in(database: Database) -> None:
             assert read_item(connection, catalogue_id, name) is not None
 
 
+def test_versions_come_back_as_they_went_in(database: Database) -> None:
+    """K20: also the empty one, which the root filesystem does not name, and which is not null."""
+    versions = {"one": "tab\tnl\nbs\\N", "two": "\\N", "three": "\\.", "four": ""}
+    catalogue_id = import_catalogue(database, read(make_document({}, distributions=versions)))
+    with database.reading() as connection:
+        assert read_distributions(connection, catalogue_id) == versions
+
+
 def test_keys_are_listed_by_code_points(database: Database) -> None:
     """Upper case before lower case, accents last, whatever the server's language."""
     names = ["b", "B", "a", "_a", "é", "z", "A.b"]

@@ -16,7 +16,7 @@ from sqlalchemy import event, exc, insert, select, text
 
 from app.database import Database, RowRefused, check_schema, migrate, open_database
 from app.settings import RouterSettings
-from app.tables import cancellations, distributions, workers
+from app.tables import cancellations, distributions, worker_generations, workers
 from readie.errors import BadSetting, DatabaseBehind, DatabaseInUse, DatabaseUnavailable, QueryBusy, QueryTimeout
 from readie.settings import read_settings
 
@@ -303,6 +303,28 @@ def open_other(database: Database) -> Database:
 
 
 # ---- bulk loads ----
+
+
+def test_whole_numbers_are_exact_however_many_there_are(database: Database) -> None:
+    """K17: 200 times 2**53 + 1, which no floating-point number is; one that is not whole is refused, with its row."""
+
+    def load(values: list[float]) -> None:
+        columns = {
+            "worker_id": [str(number) for number in range(len(values))],
+            "generation": ["g"] * len(values),
+            "restore_fixed_ns": values,
+            "cold_fixed_ns": [0] * len(values),
+        }
+        with database.transaction() as connection:
+            database.load(connection, worker_generations, columns)
+
+    exact: list[float] = [9007199254740993] * 200
+    with pytest.raises(RowRefused, match=r"worker_generations row 200, restore_fixed_ns: 1\.5 is no BIGINT"):
+        load([*exact, 1.5])
+    load(exact)
+
+    with database.reading() as connection:
+        assert connection.execute(select(worker_generations.c.restore_fixed_ns)).scalars().all() == exact
 
 
 def test_a_bulk_load_that_fails_leaves_the_pool_in_order(database_url: str) -> None:

@@ -355,6 +355,17 @@ class TestBadDocuments:
 
         assert said.startswith(f'items["pandas"].dependencies: not JSON at byte {broken.index(",]") + 1} (')
 
+    def test_a_number_that_is_not_exact_among_many_is_refused(self, path: Path) -> None:
+        """K17: of 200 keys with 2**53 + 1 and one with 1.5, the first is named as it was written."""
+        item = '{"load_time": 0, "size_mb": %s, "resource_type": "package", "distribution": "numpy"}'
+        values = {**{f"m{number}": "9007199254740993" for number in range(200)}, "other": "1.5"}
+        items = ", ".join(f'"{key}": {item % value}' for key, value in values.items())
+        empty = json.dumps(DOCUMENT | {"items": {}, "checkpoints": []})
+
+        said = refuse(path, empty.replace('"items": {}', f'"items": {{{items}}}'))
+
+        assert said.startswith('items["m0"].size_mb is 9007199254740993: must be a number')
+
 
 class TestReading:
     """One pass, whatever the order of keys; every number exact from its decimal text."""

@@ -42,6 +42,20 @@ PACKAGES = {
     "sleeper": "import time; time.sleep(60)",
     "s_thread": "import threading, time; threading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
     "s_child": "import subprocess; p = subprocess.Popen(['sleep', '600'])",
+    "s_open": """
+        import socket
+        srv = socket.create_server(("127.0.0.1", 0))
+        cli = socket.create_connection(srv.getsockname()); acc, _ = srv.accept()
+        value = 1
+    """,
+    "s_timewait": """
+        import socket
+        s = socket.create_server(("127.0.0.1", 0)); c = socket.create_connection(s.getsockname())
+        a, _ = s.accept(); a.close(); c.close(); s.close()
+        value = 1
+    """,
+    "s_tmp": "import tempfile; f = tempfile.TemporaryFile(); f.write(b'x' * 4096); f.flush(); value = 1",
+    "p_ok": "value = 1",
     "handler": "import signal; signal.signal(signal.SIGTERM, lambda *_: None)",
     "p_devnull": "import sys; sys.stdout = open('/dev/null', 'w')",
     "lazypk": """
@@ -509,6 +523,28 @@ def test_what_cannot_be_captured_says_why(
     assert kind == caught.value.kind
     assert detail in caught.value.detail
     assert not (tmp_path / "checkpoint").exists()
+
+
+def read(module: str) -> int:
+    return int(__import__(module).value)
+
+
+@pytest.mark.parametrize(
+    "canonical",
+    [("s_open",), ("s_timewait",), ("s_tmp",), ("s_open", "p_ok")],
+    ids="+".join,
+)
+def test_open_sockets_and_files_are_captured_and_shared(
+    runtime: ForkRuntime, tmp_path: Path, canonical: tuple[str, ...]
+) -> None:
+    """K14: a zygote keeps its descriptors, and a clone can use each module; the next one is loaded after it."""
+    spec = spec_of(*canonical)
+    runtime.save(spec, tmp_path / "checkpoint", timeout=60)
+    runtime.load(spec, tmp_path / "checkpoint", timeout=60)
+
+    assert [call(runtime, read, module, spec=spec).value for module in canonical] == [1] * len(canonical)
+    runtime.unload(spec)
+    assert call(runtime, len, (), spec=load(runtime, "p_ok")).value == 0
 
 
 # ---- what a root filesystem is ----

@@ -2,13 +2,14 @@
 
 import os
 import random
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -25,7 +26,6 @@ PACKAGES = {
     "broken": {"broken.py": "raise RuntimeError('not today')\n"},
 }
 CORPUS = '{"modules": ["tower.roof"], "count": 3, "sources": []}\n{"modules": ["ground"], "count": 1, "sources": []}\n'
-KILLS = 10
 #: A short run: no interval is made tighter, nothing is calibrated, one checkpoint beside the empty one.
 OPTIONS = ("--repeats", 2, "--max-repeats", 2, "--alpha", "0.0001", "--max-checkpoints", 2)
 
@@ -59,20 +59,31 @@ def starter() -> Iterator["subprocess.Popen[str]"]:
         process.stdin.close()
 
 
-def run(starter: "subprocess.Popen[str]", *arguments: object, kill_after: float | None = None) -> int:
-    """Runs a command and returns its wait status; kills it after so many seconds."""
+def run(
+    starter: "subprocess.Popen[str]",
+    *arguments: object,
+    kill_when: Callable[[], bool] | None = None,
+    kill_after: float = 0.0,
+) -> int:
+    """Runs a command and returns its wait status; kills it so many seconds after it has come as far as that."""
     assert starter.stdin is not None
     assert starter.stdout is not None
     starter.stdin.write(msgspec.json.encode([str(one) for one in arguments]).decode() + "\n")
     starter.stdin.flush()
     pid = int(starter.stdout.readline())
-    if kill_after is not None:
+    if kill_when is not None:
+        while not kill_when():
+            ended, _, _ = select.select([starter.stdout], [], [], 0.005)
+            if ended:
+                return int(starter.stdout.readline())
         time.sleep(kill_after)
-        os.kill(pid, signal.SIGKILL)  # not reaped before its status is read: nobody else has its number
+        os.kill(pid, signal.SIGKILL)
     return int(starter.stdout.readline())
 
 
-JOURNALS = ("measurements.journal.jsonl", "captures.journal.jsonl")
+JOURNALS = MEASURED, CAPTURED = ("measurements.journal.jsonl", "captures.journal.jsonl")
+#: Ten kills: some at the start, the others once there is a line more of this journal than at the kill before.
+KILLS = (*[None] * 6, *[MEASURED] * 2, *[CAPTURED] * 2)
 
 
 def whole_lines(path: Path) -> list[bytes]:
@@ -84,19 +95,42 @@ def whole_lines(path: Path) -> list[bytes]:
 def killed(
     starter: "subprocess.Popen[str]", tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, list[dict[str, list[bytes]]]]:
-    """The work folder of a generation that was killed ten times and then finished, and its journals after each kill."""
+    """The work folder of a generation that was killed ten times and then finished, and its journals after each kill.
+
+    Each comes a moment after what it waits for: in the middle of whatever is next.
+    """
     folder = tmp_path_factory.mktemp("killed")
     rootfs, out = make_rootfs(folder / "rootfs", PACKAGES), folder / "out"
     out.mkdir()
     (out / "corpus.jsonl").write_text(CORPUS)
     arguments = ("generation", "--rootfs", rootfs, "--out", out, *OPTIONS)
-    journals = []
-    for _ in range(KILLS):
-        status = run(starter, *arguments, kill_after=random.uniform(0.0, 2.0))
-        assert status in {signal.SIGKILL, 0}
+    journals: list[dict[str, list[bytes]]] = []
+    moments = random.Random(9)
+    for name in KILLS:
+        known = len(journals[-1][name]) if name else 0
+
+        def is_further(name: str | None = name, known: int = known) -> bool:
+            return name is None or len(whole_lines(out / name)) > known
+
+        status = run(starter, *arguments, kill_when=is_further, kill_after=moments.uniform(0.0, 0.1 if name else 0.5))
+        assert status == signal.SIGKILL
         journals.append({name: whole_lines(out / name) for name in JOURNALS})
     assert run(starter, *arguments) == 0
     return out, journals
+
+
+def test_kills_came_during_measurements_and_during_captures(
+    killed: tuple[Path, list[dict[str, list[bytes]]]],
+) -> None:
+    """Each of a run that had come further than the one before, and none of a run that was as good as done."""
+    out, journals = killed
+    lines = {name: [len(journal[name]) for journal in journals] for name in JOURNALS}
+    all_measured, all_captured = (len(whole_lines(out / name)) for name in JOURNALS)
+
+    assert lines[MEASURED][5] < lines[MEASURED][6] < lines[MEASURED][7] < all_measured
+    assert lines[MEASURED][8:] == [all_measured] * 2
+    assert lines[CAPTURED][:8] == [0] * 8
+    assert 0 < lines[CAPTURED][8] < lines[CAPTURED][9] < all_captured
 
 
 def test_it_finishes(killed: tuple[Path, list[dict[str, list[bytes]]]]) -> None:

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from pipeline.analyze import Run, read_measurements
 from pipeline.cli import main
 from pipeline.corpus import read_corpus
 from pipeline.plan import PLANNERS
@@ -161,6 +163,7 @@ class TestAllOfIt:
         counts = {"sets": 3, "files": 3, "without_imports": 0, "recorded_sets": 0, "recorded_calls": 0}
         assert done[0].json == {**counts, "errors": [], "over_limit": []}
         assert done[1].json["modules"] == 2
+        assert (done[1].json["noise"], done[1].json["memory_noise"]) == ([], [])
         assert (out / "catalogue.json").read_bytes() == catalogue
 
     def test_plan_prints_its_checkpoints(self, command: Command, out: Path, tmp_path: Path) -> None:
@@ -212,16 +215,24 @@ class TestAllOfIt:
         assert [row["planner"] for row in done.json["rows"]] == ["none", "fixed", "greedy", "optimal"]
 
     def test_verify_holds_predictions_to_reality(self, command: Command, out: Path) -> None:
-        """Every import of the sample, with predicted and measured figures."""
+        """Of every import of the sample, what the sum over its closure says, in MB and by the clock: tower needs ground."""
         done = command("verify", "--out", out, "--sample", 2, "--seed", 1, "--json")
+        journal = (out / "measurements.journal.jsonl").read_bytes().splitlines()[1:]
+        timed = [run for line in journal if (run := msgspec.json.decode(line, type=Run)).mode == "time"]
+        (pace,) = [run.pace for run in timed if "tower" in {node.name for node in run.nodes}]
+        reference = read_measurements(out / "measurements.parquet").info.pace_s
+        assert pace is not None
+        assert reference is not None
 
         assert done.code == 0, done.err
         checked = {tuple(one["modules"]): one for one in done.json["checked"]}
         assert set(checked) == {("ground",), ("tower",)}
-        for one in checked.values():
+        for modules, slept in ((("ground",), 0.03), (("tower",), 0.09)):
+            one = checked[modules]
             assert one["predicted_mb"] == pytest.approx(one["measured_mb"], abs=2)
-            assert one["predicted_s"] >= 0.02
-            assert one["measured_s"] >= 0.02
+            assert one["clock_s"] >= slept
+            # A prediction is at the pace of the machine when it was left alone: back to what it was while measuring.
+            assert one["predicted_s"] * pace / reference == pytest.approx(one["clock_s"], abs=0.025)
 
 
 class TestCollected:

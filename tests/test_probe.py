@@ -31,6 +31,8 @@ WILD = {
 ODD = {
     "p_time": "import time\ntime.perf_counter = time.perf_counter_ns = lambda: 0.0\ntime.monotonic = lambda: 0.0",
     "p_trim": "import ctypes, gc\ngc.collect(); ctypes.CDLL(None).malloc_trim(0)",
+    "p_held": "blob = bytearray(b'x') * 40_000_000",
+    "p_free": "import p_held; del p_held.blob",
     "lazypk": """
         import importlib.util as u, sys
         s = u.find_spec("lazypk.heavy")
@@ -254,13 +256,21 @@ def test_a_package_that_replaces_the_clocks_is_timed_truly(probe: Probe) -> None
 
 
 def test_memory_that_fell_is_zero_with_the_raw_value_beside_it(probe: Probe) -> None:
-    """A package that gives memory back costs none; what was seen is kept."""
-    for _ in range(3):
-        answer = probe("p_trim", mode="memory")
-        module = answer["modules"][-1]
+    """A package that gives back what another holds costs none; what was seen is kept. The other costs what it held."""
+    held, free = probe("p_free", mode="memory")["modules"]
 
-        assert module["kb"] >= 0
-        assert "raw_kb" not in module or module["raw_kb"] < 0 == module["kb"]
+    assert (held["name"], free["name"]) == ("p_held", "p_free")
+    assert held["kb"] == pytest.approx(40_000_000 / 1024, abs=200)
+    assert "raw_kb" not in held
+    assert free["kb"] == 0
+    assert free["raw_kb"] == pytest.approx(-40_000_000 / 1024, abs=200)
+
+
+def test_a_package_that_trims_the_heap_has_no_figure_below_zero(probe: Probe) -> None:
+    """Whatever it gave back: a figure is the raw one, or zero with the raw one beside it."""
+    module = probe("p_trim", mode="memory")["modules"][-1]
+
+    assert module["kb"] == max(0, module.get("raw_kb", module["kb"]))
 
 
 def test_an_empty_package_costs_next_to_nothing(probe: Probe) -> None:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from app.application import create_app
 from app.database import Database
 from app.settings import RouterSettings
+from pipeline import recorded
 from pipeline.cli import app as pipeline
 from pipeline.corpus import ImportSet, read_corpus
 from readie.errors import Unauthorized
@@ -155,6 +156,15 @@ def test_a_corpus_is_taken_from_a_router_that_serves(
     assert read_corpus(tmp_path / "out" / "corpus.jsonl") == expected
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_corpus_of_several_pages_has_all_of_them(router: str, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Of a router that sends one or two sets at a time, each is taken once."""
+    monkeypatch.setenv("AUTH_TOKEN", "secret")
+    monkeypatch.setattr(recorded, "PAGE", size)
+
+    assert recorded.fetch_recorded(router) == [ImportSet(("numpy.linalg", "zarr"), 2), ImportSet(("torch",), 1)]
+
+
 def test_each_command_of_the_page_collects_a_corpus(
     router: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,5 +193,5 @@ def test_each_command_of_the_page_collects_a_corpus(
         assert (program, done.exit_code) == ("readie-pipeline", 0), done.output
         found.append({one.modules for one in read_corpus(tmp_path / "generation" / "corpus.jsonl")})
 
-    recorded = {("numpy.linalg", "zarr"), ("torch",)}
-    assert found == [{("h5py",), ("polars",)}, recorded, {("h5py",)} | recorded]
+    calls = {("numpy.linalg", "zarr"), ("torch",)}
+    assert found == [{("h5py",), ("polars",)}, calls, {("h5py",)} | calls]

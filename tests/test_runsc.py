@@ -14,8 +14,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import pytest
 
+from pipeline.rootfs_build import copy_libraries, find_objects, find_python
 from readie.errors import NeedsGpu, RuntimeUnavailable
 from readie.flavor import Flavor
 from readie.manifest import CheckpointSpec
@@ -39,6 +41,11 @@ PACKAGES = {
         TMP = tempfile.mkdtemp()
         ssl.RAND_bytes(1)
         readie.after_restore(lambda: RENEWED.append(uuid.uuid4().hex))
+    """,
+    "drawing": """
+        import numpy
+        OWN, OLD = numpy.random.default_rng(), numpy.random.RandomState()
+        SEEDED = numpy.random.default_rng(42)
     """,
     "s_open": """
         import socket
@@ -92,7 +99,13 @@ def spec_of(name: str, **fields: Any) -> CheckpointSpec:
 
 @pytest.fixture(scope="module")
 def rootfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_sealed_rootfs(tmp_path_factory.mktemp("sealed") / "rootfs", PACKAGES)
+    """With the NumPy that the tests run with, and the libraries that it needs."""
+    sealed = make_sealed_rootfs(tmp_path_factory.mktemp("sealed") / "rootfs", PACKAGES)
+    for name in ("numpy", "numpy.libs"):
+        shutil.copytree(Path(np.__file__).parents[1] / name, site_packages(sealed) / name)
+    objects = find_objects([site_packages(sealed)])
+    assert copy_libraries(sealed, find_python(None), {path: path for path in objects}) == {}
+    return sealed
 
 
 @pytest.fixture(scope="module")
@@ -209,6 +222,26 @@ def test_clones_share_nothing_that_must_differ(runtime: RunscRuntime) -> None:
     assert first[1] == second[1]
     assert first[1][2:] == (1, True)
     assert before < first[2] < second[2] < time.time()
+
+
+def draw_numpy() -> tuple[list[float], float]:
+    import drawing  # type: ignore[import-not-found]
+    import numpy as np  # in the sandbox
+
+    shared = np.random.random()  # noqa: NPY002 - the generator that all share
+    return [shared, drawing.OWN.random(), drawing.OLD.random_sample()], drawing.SEEDED.random()
+
+
+def test_clones_draw_different_numpy_numbers(runtime: RunscRuntime, tmp_path: Path) -> None:
+    """K16: from the global generator, and from those that an import made without a seed; not from one with a seed."""
+    spec = CheckpointSpec(checkpoint_id="drawing", generation="g", canonical=("numpy", "drawing"))
+    runtime.save(spec, tmp_path / "checkpoint", timeout=60)
+    runtime.load(spec, tmp_path / "checkpoint", timeout=60)
+    (first, seeded), (second, same) = [run(runtime, draw_numpy, spec=spec).value for _ in range(2)]
+    runtime.unload(spec)
+
+    assert [mine == yours for mine, yours in zip(first, second, strict=True)] == [False] * 3
+    assert seeded == same
 
 
 def test_a_hook_that_fails_ends_the_sandbox_before_the_call(runtime: RunscRuntime) -> None:

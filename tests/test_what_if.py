@@ -4,6 +4,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +15,19 @@ from pipeline.problem import Limits
 from pipeline.what_if import choose_by_hand, explore_limits, hold_out, plot_what_if, write_held_out, write_what_if
 from readie.cost import cheapest
 from readie.flavor import Flavor
-from tests.test_plan import NUMPY, PANDAS, WORLD, alphas, asks, item, oracle, oracle_checkpoints, worlds
+from tests.test_plan import (
+    MISSED,
+    NUMPY,
+    PANDAS,
+    WORLD,
+    Missed,
+    alphas,
+    asks,
+    item,
+    oracle,
+    oracle_checkpoints,
+    worlds,
+)
 
 World = tuple[list[MeasuredItem], list[ImportSet]]
 
@@ -34,6 +47,17 @@ class TestWhatIf:
             costs = [one.cost_ns for one in points]
             assert costs == sorted(costs, reverse=True)
             assert all(one.bound_ns <= one.cost_ns <= one.greedy_ns <= found.cost_without_ns for one in points)
+
+    @pytest.mark.parametrize("missed", MISSED, ids=lambda missed: missed.name)
+    def test_a_point_is_better_than_greedy_where_a_plan_is(self, missed: Missed) -> None:
+        """The point of the limits asked for costs what the best plan costs, and its bound is near."""
+        found = explore_limits(missed.items, missed.corpus, alpha=0.001, limits=missed.limits)
+        point = next(one for one in found.by_count if one.max_checkpoints == missed.limits.max_checkpoints)
+        same = next(one for one in found.by_budget if one.size_budget_mb == missed.limits.size_budget_mb)
+
+        for one in (point, same):
+            assert (one.cost_ns, one.greedy_ns) == (missed.best_ns, missed.greedy_ns)
+            assert 0.98 * one.cost_ns <= one.bound_ns <= one.cost_ns
 
     def test_one_checkpoint_is_the_empty_one(self) -> None:
         """With no place beside it, all requests cost what they cost cold."""
