@@ -501,7 +501,12 @@ def open_sandbox(runtime: Runtime, spec: CheckpointSpec | None, call: Call, ties
     Raises `StartFailed` if there is none, or what else ended the call.
     """
     started = time.monotonic()
-    talk = Talk(runtime.start(spec, memory=call.memory))
+    sandbox = runtime.start(spec, memory=call.memory)
+    try:
+        talk = Talk(sandbox)
+    except BaseException:
+        sandbox.end()
+        raise
     try:
         if ties:
             talk.begin(call, ties)
