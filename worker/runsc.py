@@ -386,6 +386,8 @@ class RunscRuntime:
         for sandbox in self.made:
             sandbox.end()
         self.cleaner.shutdown()
+        for name in sorted(self.left):
+            remove_rest(self.folder, name)
 
 
 class RunscSandbox:
