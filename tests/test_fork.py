@@ -40,6 +40,13 @@ PACKAGES = {
     "sleeper": "import time; time.sleep(60)",
     "s_thread": "import threading, time; threading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
     "s_child": "import subprocess; p = subprocess.Popen(['sleep', '600'])",
+    "connected": """
+        import socket
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            client = socket.create_connection(server.getsockname())
+            other, _ = server.accept()
+    """,
+    "listening": "import socket; server = socket.create_server(('127.0.0.1', 0))",
     "handler": "import signal; signal.signal(signal.SIGTERM, lambda *_: None)",
     "p_devnull": "import sys; sys.stdout = open('/dev/null', 'w')",
     "lazypk": """
@@ -475,6 +482,8 @@ def test_saving_measures_the_memory_above_an_empty_process(runtime: ForkRuntime,
         ("crasher", "signal", "SIGSEGV"),
         ("s_thread", "threads", "2 threads"),
         ("s_child", "processes", "1 process"),
+        ("connected", "sockets", "a connection to 127.0.0.1:"),
+        ("listening", "sockets", "a socket that listens on 127.0.0.1:"),
         ("sleeper", "timeout", "2 s"),
     ],
 )

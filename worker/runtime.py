@@ -63,7 +63,7 @@ class StartFailed(Exception):
 
 
 class SaveFailed(Exception):
-    """A checkpoint could not be captured. `kind`: raised, exit, signal, threads, processes, timeout, memory."""
+    """A checkpoint could not be captured. `kind`: raised, exit, signal, threads, processes, sockets, timeout, memory."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(detail)
