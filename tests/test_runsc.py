@@ -420,6 +420,16 @@ def test_a_limit_may_grow_to_max_memory(runtime: RunscRuntime) -> None:
     assert beyond.slug == "out-of-memory"
 
 
+def test_the_kernel_tells_when_a_limit_has_to_grow(runtime: RunscRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long before the agent would look: what takes memory fast does not wait, or fail, at a limit that may grow."""
+    monkeypatch.setattr("worker.runtime.WATCH_S", 20.0)
+    started = time.monotonic()
+    ran = call(runtime, eat, 400 * MB, memory=128 * MIB, max_memory=800 * MIB)
+
+    assert ran.value == 400
+    assert time.monotonic() - started < 15
+
+
 def test_a_death_that_is_not_for_memory_is_told_apart(runtime: RunscRuntime) -> None:
     """A process that is killed by the same signal as the kernel's is a failed sandbox, not out of memory."""
     ran = call(runtime, lambda: os.kill(os.getpid(), signal.SIGKILL), memory=200 * MIB)

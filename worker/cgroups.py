@@ -61,6 +61,18 @@ def pause_when_full(name: str) -> None:
         (memory_group(name) / "memory.oom_control").write_text("1")
 
 
+def ring(name: str, bell: int, used: int) -> None:
+    """Has the kernel write to the eventfd `bell` when more than `used` bytes are in use, and when something has to wait.
+
+    Version 1 alone. What files keep counts as used.
+    """
+    group = memory_group(name)
+    with contextlib.suppress(OSError):
+        for file, argument in (("memory.usage_in_bytes", f" {used}"), ("memory.oom_control", "")):
+            with (group / file).open("rb") as watched:
+                (group / "cgroup.event_control").write_text(f"{bell} {watched.fileno()}{argument}")
+
+
 def was_full(name: str) -> bool:
     """Whether something waits for memory beyond the limit, or was killed for it."""
     file = "memory.events" if is_unified() else "memory.oom_control"

@@ -324,6 +324,7 @@ class ForkSandbox:
     status: "Future[int | None]"
     reap: Callable[[], None] | None = None
     ended: bool = False
+    bell: int = -1
 
     def memory(self, *, exact: bool = False) -> int:
         used = 0

@@ -41,7 +41,7 @@ from readie.units import MB
 from worker import cgroups, executor
 from worker.bundle import check_resources, copy_pip, cpu_features, fingerprint, make_bundle
 from worker.executor import Header, children_of
-from worker.runtime import UNLIMITED, Folder, Saved, SaveFailed, StartFailed, Talk, remove_tree
+from worker.runtime import GROWTH, UNLIMITED, Folder, Saved, SaveFailed, StartFailed, Talk, remove_tree
 from worker.specification import (
     BUNDLE,
     CALL,
@@ -399,6 +399,8 @@ class RunscSandbox:
         self.folder = folder
         self.bundle = bundle
         self.exit_descriptor = -1
+        self.bell = -1
+        self.rung = UNLIMITED  # the limit that the kernel rings it for
         self.helpers: list[int] = []  # descriptors of the processes besides it: its gofer
         self.pids: list[int] = []  # of all of them
         self.limit = UNLIMITED  # bytes
@@ -416,6 +418,7 @@ class RunscSandbox:
                 if other != pid:
                     self.helpers.append(self.watch(other))
         cgroups.pause_when_full(self.name)
+        self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def watch(self, pid: int) -> int:
         """A descriptor of one of its processes, which only `end` reaps from now on. Raises `OSError`, and ends it then."""
@@ -439,6 +442,9 @@ class RunscSandbox:
         self.limit = limit
         with contextlib.suppress(OSError):  # more is in use: it stays as it was, and `memory` says how much
             cgroups.limit_memory(self.name, limit)
+        if limit != self.rung:  # each time is one more that the kernel remembers
+            self.rung = limit
+            cgroups.ring(self.name, self.bell, int(limit * GROWTH))
 
     def starved(self) -> bool:
         if cgroups.was_full(self.name):
@@ -488,6 +494,8 @@ class RunscSandbox:
             self.command.kill()
             self.command.wait()
         try:
+            if self.bell >= 0:
+                os.close(self.bell)
             self.folder.close()
         finally:
             try:
