@@ -38,7 +38,7 @@ resources: setup ## a root filesystem with the real datasets, model and tokenize
 	cp catalogues/resources-cpu.toml .demo/resources/resources.toml
 
 screenshots: setup ## draw docs/images/ anew, from the demo's data; needs Chromium
-	@test -e .demo/generation/catalogue.json || $(MAKE) demo
+	@test -e .demo/readie.duckdb && cmp -s .demo/generation/catalogue.json .demo/catalogues/cpu.json || $(MAKE) demo RUNTIME=fork
 	@SCREENSHOTS=1 $(BIN)/pytest tests/test_browser.py
 
 scale: setup ## the tests that need the full-size catalogue of 400 MB

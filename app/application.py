@@ -43,6 +43,7 @@ from app.database import Database
 from app.groups import Groups
 from app.liveness import STALLED_SECONDS, mark_read, prune, sweep
 from app.metrics import Metrics
+from app.placement import choose_starts
 from app.relay import relaying
 from app.requests import follow_requests
 from app.settings import RouterSettings
@@ -81,6 +82,7 @@ def create_app(settings: RouterSettings, database: Database, wake_ups: WakeUps |
     """
     check_tokens(settings)
     metrics = Metrics()
+    place = partial(calls.place_together, database, settings, choose=metrics.time_selecting(choose_starts))
     database.on_ended = metrics.count_ended
     serving = Serving(
         database=database,
@@ -90,7 +92,7 @@ def create_app(settings: RouterSettings, database: Database, wake_ups: WakeUps |
         naming=Groups("name", partial(calls.name_together, database)),
         # Two, so that the database works for one while the other's answers are written.
         explaining=Groups("explain", partial(calls.explain_together, database, settings), most=16, at_once=2),
-        placing=Groups("place", metrics.time_placing(partial(calls.place_together, database, settings))),
+        placing=Groups("place", metrics.time_placing(place)),
         accepting=Groups("accept", partial(workers.accept_together, database)),
         ending=Groups("end", partial(workers.end_together, database)),
     )

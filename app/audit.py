@@ -17,11 +17,13 @@ KEPT_DAYS = 90
 log = structlog.get_logger(__name__)
 
 
-def write_audit(database: Database, request_id: str, **request: str | int) -> None:
-    """Logs an administrative request (address, action, target, status) and writes it down; while the database is away
-    it is in the log alone.
+def write_audit(database: Database | None, request_id: str, **request: str | int) -> None:
+    """Logs an administrative request (address, action, target, status) and writes it down; without a database, and
+    while that is away, it is in the log alone.
     """
     log.info("administrative request", **request)
+    if database is None:
+        return
     # Clients choose ids, and one that was used before must not keep a row out: the view shows what is before the ~.
     row = {**request, "request_id": f"{request_id}~{uuid4().hex}"}
     try:

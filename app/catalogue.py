@@ -42,6 +42,9 @@ _TABLES = (catalogues, distributions, checkpoints, contents, planes, closures, i
 
 MAX_NS = 2**63 - 1
 
+#: Seconds that an import may compute between two of its statements.
+LONGEST_PAUSE = 600.0
+
 #: Documents are read one at a time: a big one takes up to 800 MB meanwhile.
 _turn = threading.Lock()
 
@@ -76,6 +79,7 @@ def import_catalogue(database: Database, catalogue: Catalogue, activated_by: Act
         known = find_catalogue(connection, catalogue.sha256)
     form = None if known else atomize(catalogue, compute_closures(catalogue))  # outside the transaction: it takes time
     with database.transaction() as connection:
+        database.let_pause(connection, LONGEST_PAUSE)
         database.lock(connection, "catalogues")
         known = find_catalogue(connection, catalogue.sha256)
         if known is not None:

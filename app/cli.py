@@ -44,9 +44,11 @@ from readie.command_line import (
     SINCE_FORMATS,
     JsonOption,
     add_version,
+    plain,
     print_json,
     report_checks,
     run_command_line,
+    say,
     waiting,
 )
 from readie.document import hash_document
@@ -218,7 +220,7 @@ def import_file(
         print_json(imported)
         return
     for warning in imported.warnings:
-        _say(f"warning: {warning}")
+        say(f"warning: {warning}")
     _print_active(imported)
 
 
@@ -399,7 +401,8 @@ def catalogues(as_json: JsonOption = False, database: DatabaseUrl = None, router
         return
     table = Table("flavor", "active", "catalogue", "generation", "alpha s/MB", "items", "checkpoints", "imported")
     for each in summaries:
-        table.add_row(
+        _add_row(
+            table,
             each.flavor,
             "yes" if each.active else "",
             each.sha256[:12],
@@ -425,7 +428,8 @@ def workers(as_json: JsonOption = False, database: DatabaseUrl = None, router: R
         "worker", "flavor", "state", "runtime", "Python", "memory", "GPU memory", "sandboxes", "calls", "heard"
     )
     for each in views:
-        table.add_row(
+        _add_row(
+            table,
             each.worker_id,
             each.flavor,
             each.state,
@@ -479,13 +483,14 @@ def calls(
     for column in table.columns[-2:]:
         column.justify = "right"
     for each in views:
-        table.add_row(
+        _add_row(
+            table,
             each.call_id,
-            _cell(each.function),
+            each.function,
             each.state,
             f"{each.created_at:%Y-%m-%d %H:%M:%S}",
-            each.worker_id,
-            _cell(each.checkpoint_id or ""),
+            each.worker_id or "",
+            each.checkpoint_id or "",
             "" if each.predicted_ready is None else f"{each.predicted_ready:.3f}",
             "" if each.measured_ready is None else f"{each.measured_ready:.3f}",
         )
@@ -518,11 +523,12 @@ def sessions(
         return
     table = Table("session", "worker", "state", "call", "waiting", "memory", "begun", "used")
     for each in views:
-        table.add_row(
+        _add_row(
+            table,
             each.session_id,
             each.worker_id,
             each.state,
-            each.call_id,
+            each.call_id or "",
             str(each.waiting),
             "" if each.memory is None else f"{each.memory / 2**30:.1f} GiB",
             f"{each.created_at:%Y-%m-%d %H:%M:%S}",
@@ -540,7 +546,7 @@ def _page(path: str, asked: Mapping[str, str | None], limit: int, offset: int) -
 
 def _say_if_full(listed: Sequence[object], limit: int) -> None:
     if len(listed) == limit:
-        _say(f"These are {limit}, and there may be more: --limit and --offset show others.")
+        say(f"These are {limit}, and there may be more: --limit and --offset show others.")
 
 
 @app.command(epilog="Example: readie-router sql 'SELECT * FROM package_costs ORDER BY load_ns DESC LIMIT 5'")
@@ -578,7 +584,7 @@ def sql(
     )
     _print_sql(answer, as_json, as_csv)
     if answer.more:
-        _say(f"These are the first {rows} rows, and there are more: --rows allows more of them.")
+        say(f"These are the first {rows} rows, and there are more: --rows allows more of them.")
 
 
 @app.command(epilog="Example: readie-router check --json")
@@ -598,7 +604,7 @@ def check(as_json: JsonOption = False, database: DatabaseUrl = None) -> None:
         print_json(findings)
     else:
         for each in findings:
-            print(f"{'' if each.wrong else 'warning: '}{each.rule}: {each.about}: {each.found}")
+            print(plain(f"{'' if each.wrong else 'warning: '}{each.rule}: {each.about}: {each.found}"))
     if any(each.wrong for each in findings):
         raise typer.Exit(1)
     if not as_json:
@@ -738,7 +744,7 @@ def _find_router(settings: RouterSettings) -> str | None:
 def _router_of(settings: RouterSettings) -> str:
     """The router that should be the one that has the DuckDB file open; says so."""
     router = f"{'https' if settings.tls_cert else 'http'}://{settings.host}:{settings.port}"
-    _say(f"{_duckdb_file(settings)} is open in another process: asking the router at {router} (--router names another)")
+    say(f"{_duckdb_file(settings)} is open in another process: asking the router at {router} (--router names another)")
     return router
 
 
@@ -775,31 +781,28 @@ def _print_explanation(explanation: Explanation) -> None:
     )
     for match in explanation.matches:
         if match.item != match.module:
-            print(
-                f"  {match.module}: "
-                + (f"stands for {match.item}" if match.item else "matches no item, counts nowhere")
-            )
+            stands = f"stands for {match.item}" if match.item else "matches no item, counts nowhere"
+            print(plain(f"  {match.module}: {stands}"))
     for skipped in explanation.skipped:
         why = skipped.reason or f"{skipped.installed or 'it'} is there"
-        print(f"  {skipped.requirement}: skipped, {why}")
+        print(plain(f"  {skipped.requirement}: skipped, {why}"))
     for kept in explanation.kept:
-        print(f"  {kept.requirement}: installed for the call, {kept.reason}")
+        print(plain(f"  {kept.requirement}: installed for the call, {kept.reason}"))
     table = Table("option", "size s", "missing s", "total s", "")
     for column in table.columns[1:4]:
         column.justify = "right"
     for place, option in enumerate(explanation.options):
         note = f"no option: {option.excluded}" if option.excluded else "chosen" if place == 0 else ""
         numbers = (f"{seconds:.6f}" for seconds in (option.size, option.missing, option.total))
-        table.add_row(option.checkpoint_id or "cold start", *numbers, note)
+        _add_row(table, option.checkpoint_id or "cold start", *numbers, note)
     _print(table)
     for option in explanation.options:
         if option.items:
-            lacks = Table(
-                "seconds", "item", title=f"{option.checkpoint_id or 'A cold start'} lacks", title_justify="left"
-            )
+            title = _cell(f"{option.checkpoint_id or 'A cold start'} lacks")
+            lacks = Table("seconds", "item", title=title, title_justify="left")
             lacks.columns[0].justify = "right"
             for item in option.items:
-                lacks.add_row(f"{item.seconds:.6f}", item.item)
+                _add_row(lacks, f"{item.seconds:.6f}", item.item)
             _print(lacks)
 
 
@@ -819,7 +822,7 @@ def _print_sql(answer: SqlAnswer, as_json: bool, as_csv: bool) -> None:
             if all(isinstance(each, int | float | None) for each in values):
                 column.justify = "right"
         for row in answer.rows:
-            table.add_row(*(_cell(_shown(each)) for each in row))
+            _add_row(table, *(_shown(each) for each in row))
         _print(table)
 
 
@@ -835,19 +838,19 @@ def _shown(value: object) -> str:
     return str(value)
 
 
+def _add_row(table: Table, *cells: str) -> None:
+    """Names are whatever somebody called a thing: no markup, and nothing that a terminal obeys."""
+    table.add_row(*(_cell(text) for text in cells))
+
+
 def _cell(text: str) -> Text:
-    """A text of whoever sent it: a mark stands for what a terminal would obey instead of showing it."""
-    return Text("".join(letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in text))
+    return Text(plain(text))
 
 
 def _print(table: Table) -> None:
     console = Console()
     # A pipe has no width: a table in it is as wide as it needs to be.
     (console if console.is_terminal else Console(width=500)).print(table)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
 
 
 def main() -> None:

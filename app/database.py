@@ -5,7 +5,7 @@ The only file that knows which of the two it is. Everything else takes a connect
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from select import POLLIN, poll
@@ -41,8 +41,23 @@ POOL_SIZE = 20
 MOST_BROWSING = 4
 BROWSING_SECONDS = 10.0
 
+#: Bytes of the answer to a query of people's, more or less.
+MOST_ANSWER = 64 * 10**6
+
 #: How often DuckDB is interrupted that was between two statements.
 INTERRUPT_S = 0.05
+
+#: A transaction that does nothing for so long is ended by PostgreSQL, in seconds: what it has locked is free then. Its
+#: router stalls, or is gone without a word.
+IDLE_SECONDS = 20.0
+
+#: How libpq finds out that a server is gone without a word, in seconds, and in milliseconds.
+KEEPALIVE: dict[str, int] = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 25_000,
+}
 
 #: Texts that DuckDB keeps parsed.
 MAX_PARSED = 500
@@ -201,7 +216,7 @@ class Database:
         """
         with self._problems():
             _, arguments = self.engine.dialect.create_connect_args(self.engine.url)
-            with psycopg.connect(**{"connect_timeout": 10, **arguments}, autocommit=True) as connection:
+            with psycopg.connect(**{"connect_timeout": 10, **KEEPALIVE, **arguments}, autocommit=True) as connection:
                 connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(CHANNEL)))
                 yield None
                 while True:
@@ -230,8 +245,8 @@ class Database:
     def query(self, query: str, time_limit_s: float) -> tuple[list[str], list[tuple[Any, ...]]]:
         """Runs a query that `app.query` has checked, unable to change anything: names of its columns, rows.
 
-        Raises `BadQuery` with the database's words, `QueryTimeout` past `time_limit_s`, `DatabaseBehind` where there
-        are no views, `DatabaseUnavailable`.
+        Raises `BadQuery` with the database's words or for an answer that is too large, `QueryTimeout` past
+        `time_limit_s`, `DatabaseBehind` where there are no views, `DatabaseUnavailable`.
         """
         with self._problems(), self.engine.connect() as connection:
             missing = views().keys() - set(_list_views(connection))
@@ -248,6 +263,8 @@ class Database:
                 if _is_gone(error):
                     raise
                 raise BadQuery(str(error).partition("\n")[0]) from error
+            except (OverflowError, ValueError) as error:  # of the driver
+                raise BadQuery(f"a value has no place in an answer: {error}", "CAST it to text.") from error
 
     def reader_role(self) -> str | None:
         """The role of PostgreSQL that queries run as, which can read the views and nothing else; None: there is none.
@@ -259,6 +276,11 @@ class Database:
         with self.glancing() as connection:
             role: str | None = connection.exec_driver_sql(_READER).scalar()
             return role
+
+    def let_pause(self, connection: Connection, seconds: float) -> None:
+        """Lets the transaction of this connection do nothing for so long, instead of `IDLE_SECONDS`."""
+        if not self._is_duckdb:
+            connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {_milliseconds(seconds)}")
 
     def lock(self, connection: Connection, name: str) -> None:
         """Waits until no other transaction holds the lock called `name`, and holds it until this one ends."""
@@ -308,13 +330,15 @@ class Database:
             if error.connection_invalidated or _is_gone(error.orig):
                 raise _gone(self.engine.url, error.orig) from error
             raise
-        except (psycopg.OperationalError, duckdb.Error) as error:
+        except (psycopg.Error, duckdb.Error) as error:
             if _is_gone(error):
                 raise _gone(self.engine.url, error) from error
             raise
 
 
-def open_database(url: str, *, pool_size: int = POOL_SIZE, pool_timeout_s: float = 30.0) -> Database:
+def open_database(
+    url: str, *, pool_size: int = POOL_SIZE, pool_timeout_s: float = 30.0, idle_s: float = IDLE_SECONDS
+) -> Database:
     """Opens the database at `url` and makes sure that it answers.
 
     Raises `BadSetting` for a URL that is not one of ours, `DatabaseInUse` when another process has the DuckDB file
@@ -335,13 +359,14 @@ def open_database(url: str, *, pool_size: int = POOL_SIZE, pool_timeout_s: float
             }
         }
     else:
-        options |= {"connect_args": {"connect_timeout": 10}}
+        options |= {"connect_args": {"connect_timeout": 10, **KEEPALIVE}}
     engine = create_engine(parsed, **options)
     if parsed.drivername == "duckdb":
         _parse_once(engine)
         _open_again(engine)
     else:
         _ask_the_noisy(engine)
+        _end_the_idle(engine, idle_s)
     database = Database(engine)
     with database.reading() as connection:
         connection.execute(text("SELECT 1"))
@@ -379,6 +404,16 @@ def _ask_the_noisy(engine: Engine) -> None:
                 engine.dialect.do_ping(connection)
             except psycopg.OperationalError as error:
                 raise exc.DisconnectionError from error  # SQLAlchemy takes another one
+
+
+def _end_the_idle(engine: Engine, idle_s: float) -> None:
+    """Has PostgreSQL end transactions that do nothing for so long."""
+
+    @event.listens_for(engine, "connect")
+    def limit(connection: Any, _record: Any) -> None:
+        # Not among the options of the connection: those are the URL's, and a connection pooler lets none through.
+        connection.execute(f"SET idle_in_transaction_session_timeout = {_milliseconds(idle_s)}")
+        connection.commit()
 
 
 def _open_again(engine: Engine) -> None:
@@ -457,7 +492,7 @@ def _query_duckdb(driver: Any, query: str, time_limit_s: float) -> tuple[list[st
     try:
         with _interrupted_after(time_limit_s, driver):
             driver.execute(query)
-            return [each[0] for each in driver.description], driver.fetchall()
+            return [each[0] for each in driver.description], _take(iter(driver.fetchone, None))
     finally:
         driver.execute("ROLLBACK")
 
@@ -470,10 +505,39 @@ def _query_postgresql(driver: Any, query: str, time_limit_s: float) -> tuple[lis
             reader = cursor.execute(_READER).fetchone()
             if reader:
                 cursor.execute(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(reader[0])))
-            cursor.execute(query)
-            return [each.name for each in cursor.description], cursor.fetchall()
+            with closing(cursor.stream(query)) as stream:  # a row at a time: what is too much is never here as a whole
+                rows = _take(stream)
+            if not rows:  # then its columns are not known yet
+                cursor.execute(f"SELECT * FROM ({query}) AS nothing LIMIT 0")  # noqa: S608 - app.query has checked it
+            return [each.name for each in cursor.description], rows
         finally:
             driver.rollback()
+
+
+def _take(stream: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """All rows. Raises `BadQuery` for more than the router should hold."""
+    rows: list[tuple[Any, ...]] = []
+    left = MOST_ANSWER
+    for row in stream:
+        left -= _weigh(row)
+        if left < 0:
+            raise BadQuery(
+                f"its answer has more than {MOST_ANSWER // 10**6} MB", "Ask for fewer rows, or for less of them."
+            )
+        rows.append(row)
+    return rows
+
+
+def _weigh(value: Any) -> int:
+    """The bytes of a value, more or less: what is no text and no list is about as large as a number."""
+    match value:
+        case str() | bytes():
+            return len(value)
+        case list() | tuple():
+            return sum(map(_weigh, value))
+        case dict():
+            return _weigh(list(value.items()))
+    return 8
 
 
 # The role of PostgreSQL that people's queries run as is called readie_views_ and the database's number. Views run with
@@ -597,6 +661,8 @@ def _parse(url: str) -> URL:
 
 
 def _is_gone(error: BaseException | None) -> bool:
+    if isinstance(error, psycopg.errors.IdleInTransactionSessionTimeout):
+        return True
     if isinstance(error, psycopg.OperationalError):
         # None: the client's own word that it cannot connect or lost the connection. Classes 08, 28 and 57P, too many
         # connections, no such database. Deadlocks and the like are operational errors too, but nothing is gone.

@@ -38,7 +38,7 @@ from readie.http import connection, read_answer, unreachable
 from readie.projection import load_catalogue
 from readie.settings import misspelt, read_settings
 from readie.version import this_version
-from readie.wire import CatalogueSummary, WorkerView
+from readie.wire import REPORT_SECONDS, CatalogueSummary, WorkerView
 
 OLDEST_POSTGRESQL = 15  # that the tests run on
 CONNECTIONS = POOL_SIZE + 1  # of a router: its pool, and one that listens
@@ -64,6 +64,7 @@ def examine(environ: Mapping[str, str]) -> Iterator[Check]:
     if not read:
         return
     settings = read[0]
+    yield check("patience", lambda: _look_at_patience(settings))
     yield check("tokens", lambda: _look_at_tokens(settings))
     yield check("TLS", lambda: _look_at_certificate(settings))
     yield check("catalogue files", lambda: _look_at_files(settings))
@@ -91,6 +92,17 @@ def _look_at_settings(environ: Mapping[str, str], read: list[RouterSettings]) ->
     fields = msgspec.structs.fields(RouterSettings)
     given = sum(bool(environ.get(field.encode_name.upper(), "").strip()) for field in fields)
     return f"{given} of {len(fields)} are set, the others have their defaults"
+
+
+def _look_at_patience(settings: RouterSettings) -> str:
+    least = 2 * REPORT_SECONDS
+    if settings.worker_ttl < least:
+        raise Doubt(
+            f"WORKER_TTL={settings.worker_ttl:g}: agents report every {REPORT_SECONDS:g} seconds, and one late report "
+            "would lose a worker with its calls",
+            f"Set it to {least:g} or more.",
+        )
+    return f"a worker is lost when it was not heard from for {settings.worker_ttl:g} seconds"
 
 
 def _look_at_tokens(settings: RouterSettings) -> str:

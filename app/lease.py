@@ -5,8 +5,8 @@ arrives together is one transaction, and one statement of each kind.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import Connection, Row
@@ -35,7 +35,8 @@ from readie.wire import MAX_SECONDS, Assignment, Orders, Output, Result, problem
 #: Placements that one answer to an agent carries at most: their payloads are in it.
 MOST_AT_ONCE = 8
 
-#: What a start may take before the function runs: restore or cold start, installation, imports.
+#: What a start may take before the function runs (restore or cold start, installation, imports), where the agent does
+#: not say.
 START_SECONDS = 300.0
 
 _STATES = {"returned": "finished", "raised": "finished", "failed": "failed", "cancelled": "cancelled"}
@@ -47,37 +48,45 @@ def call_of(placement_id: str) -> str:
 
 
 def find_orders(database: Database, worker_id: str) -> Orders:
-    """What the agent of a worker has to do now. Raises `UnknownWorker`."""
+    """What the agent of a worker has to do now. Raises `UnknownWorker`.
+
+    It is read without a transaction: a placement does not change while it lasts, and one that ends meanwhile is not
+    accepted any more.
+    """
     with database.glancing() as connection:
-        news = connection.execute(statement("worker_news"), {"worker_id": worker_id}).first()
-    if news is None:
-        raise UnknownWorker(f"{worker_id} has not reported, or was not heard from for too long")
-    if not any(news):
-        return Orders()
-    with database.reading() as connection:
         return read_orders(connection, worker_id)
 
 
 def read_orders(connection: Connection, worker_id: str) -> Orders:
-    """What the agent of a worker that is known has to do now."""
+    """What the agent of a worker has to do now. Raises `UnknownWorker`."""
+    asked: dict[str, Any] = {"worker_id": worker_id}
+    news = connection.execute(statement("worker_news"), asked).first()
+    if news is None:
+        raise UnknownWorker(f"{worker_id} has not reported, or was not heard from for too long")
+    # Each is asked for only if there may be some: most of the time there is nothing, or something to run.
+    run = _read_assignments(connection, worker_id) if news.has_run else []
+    cancel = connection.execute(statement("placements_to_cancel"), asked).scalars().all() if news.has_cancel else []
+    over = connection.execute(statement("sessions_to_end"), asked).scalars().all() if news.keeps_sessions else []
+    return Orders(run=run, cancel=list(cancel), end_sessions=list(over))
+
+
+def _read_assignments(connection: Connection, worker_id: str) -> list[Assignment]:
     rows = connection.execute(statement("placements_to_run"), {"worker_id": worker_id, "at_most": MOST_AT_ONCE}).all()
-    modules: dict[str, list[str]] = {}
-    packages: dict[str, list[str]] = {}
+    modules: dict[str, list[str]] = defaultdict(list)
+    packages: dict[str, list[str]] = defaultdict(list)
     if rows:
-        call_ids = {"call_ids": [row.call_id for row in rows]}
-        modules = _lists(connection.execute(statement("modules_to_run"), call_ids))
-        packages = _lists(connection.execute(statement("packages_to_install"), call_ids))
-    cancel = connection.execute(statement("placements_to_cancel"), {"worker_id": worker_id}).scalars().all()
-    over = connection.execute(statement("sessions_to_end"), {"worker_id": worker_id}).scalars().all()
-    run = [
+        asked = {"call_ids": [row.call_id for row in rows]}
+        for call_id, is_module, name, _ in connection.execute(statement("names_to_run"), asked):
+            (modules if is_module else packages)[call_id].append(name)
+    return [
         Assignment(
             placement_id=row.placement_id,
             call_id=row.call_id,
             payload=row.payload,
             function=row.function,
             python=row.python,
-            modules=modules.get(row.call_id, []),
-            packages=[] if row.continues else packages.get(row.call_id, []),  # its first call had them installed
+            modules=modules[row.call_id],
+            packages=[] if row.continues else packages[row.call_id],  # its first call had them installed
             memory=row.memory_bytes,
             max_memory=row.max_memory_bytes,
             gpu=row.gpu,
@@ -91,46 +100,47 @@ def read_orders(connection: Connection, worker_id: str) -> Orders:
         )
         for row in rows
     ]
-    return Orders(run=run, cancel=list(cancel), end_sessions=list(over))
 
 
-def _lists(rows: Iterable[Any]) -> dict[str, list[str]]:
-    lists: dict[str, list[str]] = defaultdict(list)
-    for call_id, value in rows:
-        lists[call_id].append(value)
-    return lists
+class Taker(NamedTuple):
+    """Who runs a placement: the worker, and which agent speaks for it (None: not known); what a start may take there."""
+
+    placement_id: str
+    worker_id: str
+    incarnation: str | None = None
+    start_s: float = START_SECONDS
 
 
 def accept_placements(
-    connection: Connection, asked: Sequence[tuple[str, str]], incarnations: Sequence[str | None] | None = None
+    connection: Connection, takers: Sequence[Taker]
 ) -> list[UnknownPlacement | PlacementTaken | None]:
-    """The agents of these workers run these placements (placement, worker); to say so twice is fine.
+    """The agents of these workers run these placements; to say so twice is fine.
 
-    `incarnations` are the agents' own, None: not known. Answers with `UnknownPlacement` where it has ended, with
-    `PlacementTaken` where it is another worker's, or another agent speaks for that.
+    Answers with `UnknownPlacement` where it has ended, with `PlacementTaken` where it is another worker's, or another
+    agent speaks for that.
     """
-    placement_ids, worker_ids = map(list, zip(*asked, strict=True))
-    agents = [None] * len(asked) if incarnations is None else list(incarnations)
-    takers = {"placement_ids": placement_ids, "worker_ids": worker_ids, "incarnations": agents}
-    rows = connection.execute(statement("accept_leases"), {**takers, "start_ms": round(START_SECONDS * 1000)}).all()
+    placement_ids = [taker.placement_id for taker in takers]
+    asked = {
+        "placement_ids": placement_ids,
+        "worker_ids": [taker.worker_id for taker in takers],
+        "incarnations": [taker.incarnation for taker in takers],
+        "start_ms": [round(taker.start_s * 1000) for taker in takers],
+    }
+    rows = connection.execute(statement("accept_leases"), asked).all()
     if rows:
         connection.execute(statement("accept_calls"), {"call_ids": [row.call_id for row in rows]})
     begun = [row.placement_id for row in rows if row.session_id is not None]
     if begun:
         connection.execute(statement("start_sessions"), {"placement_ids": begun})
     holders = {row.placement_id: row for row in rows}
-    if len(holders) < len(asked):
+    if len(holders) < len(takers):
         others = connection.execute(statement("holders_of_placements"), {"placement_ids": placement_ids})
         holders |= {row.placement_id: row for row in others}
-    return [
-        _why_not_accepted(holders.get(placement_id), placement_id, worker_id, incarnation)
-        for (placement_id, worker_id), incarnation in zip(asked, agents, strict=True)
-    ]
+    return [_why_not_accepted(holders.get(taker.placement_id), taker) for taker in takers]
 
 
-def _why_not_accepted(
-    holder: Row[Any] | None, placement_id: str, worker_id: str, incarnation: str | None
-) -> UnknownPlacement | PlacementTaken | None:
+def _why_not_accepted(holder: Row[Any] | None, taker: Taker) -> UnknownPlacement | PlacementTaken | None:
+    placement_id, worker_id, incarnation, _ = taker
     if holder is None:
         return UnknownPlacement(f"{placement_id} has ended, or there never was one")
     if holder.worker_id != worker_id:

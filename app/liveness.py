@@ -21,13 +21,28 @@ from app.session import EXPIRED_SECONDS, STALE_SECONDS, expire_sessions, leave_s
 from app.settings import RouterSettings
 from app.sql import statement
 from app.waiting import CAPACITY, call_topic, session_topic, worker_topic
-from readie.errors import BadRequest, CallTimeout, DatabaseUnavailable, PlacementError, ReadieError, WorkerLost
+from readie.errors import (
+    BadRequest,
+    CallTimeout,
+    DatabaseUnavailable,
+    NoCapacity,
+    NoWorkers,
+    PlacementError,
+    ReadieError,
+    WorkerLost,
+)
 from readie.flavor import Flavor
 from readie.units import MAX_BYTES, NS_PER_SECOND
 from readie.wire import WorkerStatus
 
+#: Seconds after which another router may sweep, too: the one that does stalls.
+LONGEST_SWEEP = 60.0
+
 #: A call is placed this often at most before it fails, when no worker accepts it in time.
 MOST_PLACEMENTS = 3
+
+#: The same of one that may run twice and whose workers are lost: it may be what they die of.
+MOST_RUNS = 5
 
 #: Payloads and results are kept this long after the result was read, and this long after the call's end at most.
 READ_SECONDS, UNREAD_SECONDS = 3600, 86_400
@@ -160,6 +175,7 @@ def sweep(database: Database, settings: RouterSettings, *, heard: bool = True) -
     with database.reading() as guard:  # held until this one is through; what it does is in other transactions
         if not database.try_lock(guard, SWEEP):
             return []
+        database.let_pause(guard, LONGEST_SWEEP)
         set_times_back(database)
         return _sweep(database, settings, asked_at) if heard else []
 
@@ -176,6 +192,8 @@ def _sweep(database: Database, settings: RouterSettings, asked_at: float) -> lis
         try:
             with database.transaction() as connection:
                 topics += end_due_lease(connection, database, settings, lease)
+        except _WaitsForRoom as waits:
+            log.info("call waits for room", placement_id=lease.placement_id, cause=lease.cause, reason=str(waits))
         except DatabaseUnavailable:
             raise
         except Exception:  # one that cannot be ended must not keep the others waiting
@@ -198,10 +216,14 @@ def _sweep(database: Database, settings: RouterSettings, asked_at: float) -> lis
     return topics
 
 
+class _WaitsForRoom(Exception):
+    """A call cannot be placed again yet, and has time to wait: nothing is to change, and the next sweep tries again."""
+
+
 def end_due_lease(connection: Connection, database: Database, settings: RouterSettings, due: Row[Any]) -> list[str]:
     """Ends a row of `due_leases`. A call that has not run, or that may run twice, is placed again; any other fails.
 
-    Gives the topics of who waits for that; none when somebody else has ended it.
+    Gives the topics of who waits for that; none when somebody else has ended it. Raises `_WaitsForRoom`.
     """
     database.lock(connection, PLACEMENTS)  # before the lease: whoever ends a session takes them in this order
     lease = connection.execute(
@@ -218,8 +240,10 @@ def end_due_lease(connection: Connection, database: Database, settings: RouterSe
     error = _reason_to_fail(due.cause, lease, call)
     if error is None:
         try:
-            placement = place_again(connection, database, settings, lease.call_id)
+            placement = place_again(connection, settings, lease.call_id)
         except ReadieError as refused:
+            if due.may_wait and isinstance(refused, NoCapacity | NoWorkers):
+                raise _WaitsForRoom(refused.detail) from refused
             error = refused
         else:
             log.info("call placed again", call_id=lease.call_id, cause=due.cause, worker_id=placement.worker_id)
@@ -241,10 +265,15 @@ def _reason_to_fail(cause: str, lease: Row[Any], call: Row[Any]) -> ReadieError 
         )
     if cause == "deadline":
         return CallTimeout(f"worker {lease.worker_id} sent no result in time")
-    if call.retry and not call.continues:  # the sandbox that it needs is lost
-        return None
     how = {"silent": "was not heard from in time", "restarted": "was restarted"}[cause]
-    return WorkerLost(f"worker {lease.worker_id} {how}")
+    if not call.retry or call.continues:  # the sandbox that it needs is lost
+        return WorkerLost(f"worker {lease.worker_id} {how}")
+    if call.attempts < MOST_RUNS:
+        return None
+    return WorkerLost(
+        f"worker {lease.worker_id} {how}; the call was placed {call.attempts} times",
+        "See in the workers' logs whether it is the function that ends them.",
+    )
 
 
 def evict_worker(connection: Connection, worker_id: str, settings: RouterSettings) -> bool:

@@ -4,9 +4,10 @@ docs/metrics.md describes each. No label has the id of anything, a function's na
 """
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from itertools import product
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from sqlalchemy import Row
@@ -19,6 +20,10 @@ from readie.errors import ReadieError
 from readie.flavor import Flavor
 from readie.units import ns_to_seconds
 from readie.wire import CallPlaced, CallRequest, SessionState, WorkerState
+
+C = TypeVar("C")
+R = TypeVar("R")
+T = TypeVar("T")
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _RATIOS = (0.1, 0.25, 0.5, 0.75, 0.9, 1, 1.1, 1.25, 1.5, 2, 4, 10)
@@ -46,6 +51,17 @@ class Metrics:
             registry=self.registry,
             buckets=_SECONDS,
         )
+        self._selecting = Histogram(
+            "readie_selection_seconds",
+            "Choosing what the sandboxes of calls start from, which is part of placing them, for each attempt.",
+            registry=self.registry,
+            buckets=_SECONDS,
+        )
+        self._waiting = Gauge(
+            "readie_calls_placing",
+            "Calls that this router is about to place: those that wait for room or for their turn, too.",
+            registry=self.registry,
+        )
         self._ended = Counter("readie_calls_ended", "Calls that ended.", ["outcome"], registry=self.registry)
         self._ready = Histogram(
             "readie_ready_seconds",
@@ -68,7 +84,8 @@ class Metrics:
     async def count_placement(self, request: CallRequest, placing: Awaitable[CallPlaced]) -> CallPlaced:
         """Waits for what becomes of a call that is to be placed, and counts it."""
         try:
-            placed = await placing
+            with self._waiting.track_inprogress():
+                placed = await placing
         except Exception as error:
             slug = error.slug if isinstance(error, ReadieError) else ReadieError.slug
             asked = Flavor.GPU if request.gpu or request.gpu_memory or request.max_gpu_memory else Flavor.CPU
@@ -79,17 +96,21 @@ class Metrics:
         self._placements.labels(placement.flavor.value, "placed", kind).inc()
         return placed
 
-    def time_placing(self, place: Callable[[Sequence[Any]], Sequence[Any]]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    def time_placing(self, place: Callable[[Sequence[T]], R]) -> Callable[[Sequence[T]], R]:
         """The function, which places a group of calls: how long it takes is how long each of them takes."""
 
-        def timed(asked: Sequence[Any]) -> Sequence[Any]:
-            began_at = time.perf_counter()
-            try:
+        def timed(asked: Sequence[T]) -> R:
+            with _time_each(self._placing, asked):
                 return place(asked)
-            finally:
-                seconds = time.perf_counter() - began_at
-                for _ in asked:
-                    self._placing.observe(seconds)
+
+        return timed
+
+    def time_selecting(self, choose: Callable[[C, Sequence[T]], R]) -> Callable[[C, Sequence[T]], R]:
+        """The function, which chooses what a group of calls starts from, likewise."""
+
+        def timed(connection: C, reserved: Sequence[T]) -> R:
+            with _time_each(self._selecting, reserved):
+                return choose(connection, reserved)
 
         return timed
 
@@ -101,6 +122,17 @@ class Metrics:
                 self._ready.labels("predicted").observe(ns_to_seconds(call.predicted_ready_ns))
                 self._ready.labels("measured").observe(ns_to_seconds(call.measured_ready_ns))
                 self._ratio.observe(call.measured_ready_ns / call.predicted_ready_ns)
+
+
+@contextmanager
+def _time_each(seconds: Histogram, group: Sized) -> Iterator[None]:
+    began_at = time.perf_counter()
+    try:
+        yield
+    finally:
+        took = time.perf_counter() - began_at
+        for _ in range(len(group)):
+            seconds.observe(took)
 
 
 def read_state(database: Database) -> list[Row[Any]]:

@@ -6,7 +6,7 @@ transaction: scoring and all writing is one statement for all of them.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any
@@ -102,6 +102,10 @@ class Start:
     unmatched: Sequence[str] = ()
 
 
+#: `choose_starts`, or what does that and something besides.
+Chooser = Callable[[Connection, Sequence[Reserved]], list[Start]]
+
+
 def read_demand(request: CallRequest, default_memory: int) -> Demand:
     """The demand of a request, by the rules of the budgets: a maximum alone is also the start.
 
@@ -141,7 +145,8 @@ def place_call(
     connection: Connection, database: Database, settings: RouterSettings, request: CallRequest
 ) -> CallPlaced:
     """Places one new call. Raises what `place_calls` answers."""
-    (placed,) = place_calls(connection, database, settings, [request])
+    database.lock(connection, PLACEMENTS)
+    (placed,) = place_calls(connection, settings, [request])
     if isinstance(placed, ReadieError):
         raise placed
     return placed
@@ -149,18 +154,18 @@ def place_call(
 
 def place_calls(
     connection: Connection,
-    database: Database,
     settings: RouterSettings,
     requests: Sequence[CallRequest],
     call_ids: Sequence[str] | None = None,
+    choose: Chooser | None = None,
 ) -> list[CallPlaced | ReadieError]:
-    """Places new calls, one after the other: each as if those before it were placed already.
+    """Places new calls, one after the other: each as if those before it were placed already; the caller holds
+    `PLACEMENTS`.
 
     Answers each with its placement, or with why there is none: what `read_demand`, `check_turn`, `continue_session` and
     `reserve` raise. Of that call nothing is written then, but for its place among those that wait for the same session,
     if it is to ask again; then it has to come with the same id.
     """
-    database.lock(connection, PLACEMENTS)
     call_ids = [uuid4().hex for _ in requests] if call_ids is None else call_ids
     named = dict.fromkeys(request.session_id for request in requests if request.session_id is not None)
     sessions = read_sessions(connection, named)
@@ -183,7 +188,7 @@ def place_calls(
         else:
             begun.add(request.session_id)
             reserved.append(room)
-    starts = choose_starts(connection, reserved)
+    starts = (choose or choose_starts)(connection, reserved)
     taken = [each for number, each in enumerate(zip(call_ids, requests, strict=True)) if number not in refused]
     rows = [
         {
@@ -198,6 +203,7 @@ def place_calls(
             "cold": room.demand.cold,
             "retry": request.retry,
             "timeout_ms": ceil((settings.call_timeout if request.timeout is None else request.timeout) * 1000),
+            "queue_ms": ceil(request.queue_timeout * 1000),
             "payload": request.payload,
         }
         for (call_id, request), room, start in zip(taken, reserved, starts, strict=True)
@@ -250,12 +256,12 @@ def _keep_places(
     stop_waiting(connection, through)
 
 
-def place_again(connection: Connection, database: Database, settings: RouterSettings, call_id: str) -> Placement:
-    """Gives a call, whose last lease has ended, its next placement; one in the sandbox of a session stays there.
+def place_again(connection: Connection, settings: RouterSettings, call_id: str) -> Placement:
+    """Gives a call, whose last lease has ended, its next placement; one in the sandbox of a session stays there. The
+    caller holds `PLACEMENTS`.
 
     Raises as `reserve`, and `SessionExpired`.
     """
-    database.lock(connection, PLACEMENTS)
     call = connection.execute(statement("call_to_place"), {"call_id": call_id}).mappings().one()
     demand = Demand(
         gpu=call["gpu"],
@@ -363,8 +369,8 @@ def _check_session(
     memory = request.max_memory or request.memory
     gpu_memory = request.max_gpu_memory or request.gpu_memory
     most_gpu_memory = session["max_gpu_memory_bytes"] or session["gpu_total_bytes"]
-    first, started_from = {"call_ids": [session["call_id"]]}, session["checkpoint_id"]
-    installed = {row.requirement for row in connection.execute(statement("packages_to_install"), first)} if kept else ()
+    first, started_from = {"call_id": session["call_id"]}, session["checkpoint_id"]
+    installed = connection.execute(statement("installed_for_call"), first).scalars().all() if kept else ()
     missing = [package.requirement for package in kept if package.requirement not in installed]
     reasons = {
         "it has no GPU": (request.gpu or gpu_memory) and not session["gpu"],

@@ -5,6 +5,7 @@ written again from what was understood, so that the database cannot understand a
 read-only besides, on either database, and DuckDB has no access to files (`app/database.py`).
 """
 
+import math
 import threading
 from decimal import Decimal
 from typing import Any
@@ -49,14 +50,23 @@ def list_views() -> list[tuple[str, str]]:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON has it."""
+    """The value as JSON has it: a number that it has none for is a text."""
     match value:
-        case None | bool() | str() | float():
+        case None | bool() | str():
             return value
+        case float():
+            return value if math.isfinite(value) else _in_full(Decimal(value))
         case int():
-            return value if -(2**63) <= value < 2**63 else str(value)
+            return value if -(2**63) <= value < 2**63 else _in_full(Decimal(value))
         case Decimal():
-            return _plain(int(value)) if value == value.to_integral_value() else float(value)
+            if value.is_finite() and value == value.to_integral_value():
+                return int(value) if -(2**63) <= value < 2**63 else _in_full(value)
+            return float(value) if math.isfinite(float(value)) else _in_full(value)
         case list() | tuple():
             return [_plain(each) for each in value]
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _in_full(number: Decimal) -> str:
+    """Each digit, however many; Infinity and NaN have these names."""
+    return f"{number:f}"

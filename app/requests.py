@@ -3,6 +3,8 @@ its row in the audit log, if it administers something.
 """
 
 import re
+import time
+from collections import deque
 from uuid import uuid4
 
 import structlog
@@ -14,7 +16,7 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from app.audit import ADMINISTRATIVE, write_audit
 from app.database import Database
 from app.metrics import Metrics
-from readie.errors import RateLimited
+from readie.errors import RateLimited, Unauthorized
 
 #: The header with a request's id, in requests and in answers.
 HEADER = "X-Request-Id"
@@ -23,12 +25,26 @@ _SENT = HEADER.lower().encode()
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 
+#: Requests without the token that one router writes to the database at most in a minute: all are in the log.
+MOST_REFUSED = 60
+
 #: Characters of an address and of a path that are kept at most.
 _MOST = 1024
 
 
 def follow_requests(serve: ASGIApp, database: Database, metrics: Metrics) -> ASGIApp:
     """Serves requests with their ids: what the client sent as one, or a new one. Those that no route has, too."""
+    refused: deque[float] = deque(maxlen=MOST_REFUSED)  # when they came, time.monotonic()
+
+    def is_flood(status: int) -> bool:
+        """Whether a request without the token is one too many: whoever sends those is not to fill the database."""
+        if status != Unauthorized.status:
+            return False
+        now = time.monotonic()
+        if len(refused) == MOST_REFUSED and now < refused[0] + 60:
+            return True
+        refused.append(now)
+        return False
 
     async def serve_one(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != ScopeType.HTTP:
@@ -51,7 +67,7 @@ def follow_requests(serve: ASGIApp, database: Database, metrics: Metrics) -> ASG
                         "target": scope["raw_path"].partition(b"?")[0].decode(errors="replace")[:_MOST],
                         "status": status,
                     }
-                    await sync_to_thread(write_audit, database, request_id, **request)
+                    await sync_to_thread(write_audit, None if is_flood(status) else database, request_id, **request)
             await send(message)
 
         with structlog.contextvars.bound_contextvars(request_id=request_id):

@@ -294,6 +294,8 @@ calls = Table(
     _time("read_at"),
     # it was given the sandbox of its session: nothing was chosen
     Column("continues", Boolean, nullable=False, server_default=false()),
+    # how long it may wait for room: before it is placed, and again where its placement ended before it ran
+    Column("queue_ms", BigInteger, nullable=False, server_default=text("0")),
     Index("ix_calls_created_at", "created_at").ddl_if(dialect="postgresql"),
     CheckConstraint("state IN ('placed', 'accepted', 'finished', 'failed', 'cancelled')", name="state"),
     CheckConstraint("max_memory_bytes >= memory_bytes AND memory_bytes > 0", name="memory"),

@@ -29,7 +29,7 @@ from app.catalogue import import_catalogue  # noqa: E402
 from app.database import Database, open_database  # noqa: E402
 from app.lease import end_placements, find_orders  # noqa: E402
 from app.liveness import report_status, sweep  # noqa: E402
-from app.placement import place_calls  # noqa: E402
+from app.placement import place_call  # noqa: E402
 from app.settings import RouterSettings  # noqa: E402
 from benchmarks.bench import KINDS, opened_bench  # noqa: E402
 from readie.document import Catalogue  # noqa: E402
@@ -116,10 +116,7 @@ def timed(seconds: list[float], action: Any, *arguments: Any) -> Any:
 
 def place(database: Database, request: CallRequest) -> CallPlaced:
     with database.transaction() as connection:
-        (placed,) = place_calls(connection, database, SETTINGS, [request])
-    if not isinstance(placed, CallPlaced):
-        raise placed
-    return placed
+        return place_call(connection, database, SETTINGS, request)
 
 
 def end(database: Database, placed: CallPlaced) -> None:

@@ -6,7 +6,8 @@ key, and again at the next router where one does not answer. With `--kill-every 
 turns (SIGKILL) every N seconds and started again.
 
 The result is one JSON document on standard output. The exit status is 1 where a call has no outcome or one that cannot
-be, ran twice, a worker was overcommitted when looked at, or `readie-router check` finds something at the end.
+be, ran twice, a worker was overcommitted when looked at, the routers' memory grew, or `readie-router check` finds something
+at the end.
 """
 
 import argparse
@@ -47,12 +48,14 @@ from tests.postgres import end_with_parent, running_postgresql
 CATALOGUE = ROOT / "catalogues" / "cpu.json"
 CORPUS = ROOT / "corpora" / "cpu.jsonl.gz"
 BUDGET = 256 * 2**20  # bytes, of each call
-ROOM = 5  # calls that a worker has room for
 GIVE_UP_S = 60.0
 TTL_S = 10.0
 SAMPLE_S = 10.0
 ENDS = {"finished"}
-ENDS_OF_KILLED = {"finished", "worker-lost"}
+#: no-capacity: its worker was killed before it accepted the call, and no other had room for it then.
+ENDS_OF_KILLED = {"finished", "worker-lost", "no-capacity"}
+GROWTH = 1.25  # of the routers' memory, from the second quarter of a soak to the last, where none is killed
+LEAST_SAMPLES = 20  # of memory, to judge that
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -152,7 +155,7 @@ def slug(body: bytes) -> str:
 # ---- agents ----
 
 
-async def run_agent(ports: list[int], number: int, ran: Path, held: HeldGeneration) -> None:
+async def run_agent(ports: list[int], number: int, ran: Path, held: HeldGeneration, room: int) -> None:
     """A worker without sandboxes; writes which calls it has run, before it does."""
     worker_id, incarnation = f"worker-{number}", uuid4().hex
     running: dict[str, Assignment] = {}
@@ -168,7 +171,7 @@ async def run_agent(ports: list[int], number: int, ran: Path, held: HeldGenerati
             state="ready",
             python="3.11.7",
             runtime="fork",
-            memory_total=int(ROOM * BUDGET / 0.9) + 1,
+            memory_total=int(room * BUDGET / 0.9) + 1,
             sandboxes=boxes,
             generations=[held],
             incarnation=incarnation,
@@ -226,8 +229,10 @@ async def run_agent(ports: list[int], number: int, ran: Path, held: HeldGenerati
 class Cluster:
     """The processes that are measured, and killed."""
 
-    def __init__(self, url: str, folder: Path, routers: int, agents: int, generation: HeldGeneration) -> None:
-        self.url, self.folder, self.generation = url, folder, generation
+    def __init__(
+        self, url: str, folder: Path, generation: HeldGeneration, *, routers: int, agents: int, room: int
+    ) -> None:
+        self.url, self.folder, self.generation, self.room = url, folder, generation, room
         self.ports = [free_port() for _ in range(routers)]
         self.spent_cpu_s = 0.0  # of routers that were killed
         self.routers = [self.start_router(number) for number in range(routers)]
@@ -242,7 +247,8 @@ class Cluster:
     def start_agent(self, number: int) -> "subprocess.Popen[bytes]":
         held = msgspec.json.encode(self.generation).decode()
         command = [sys.executable, "-m", "benchmarks.soak", "--agent", str(number), "--held", held]
-        command += ["--ran", str(self.folder / f"ran-{number}"), "--ports", *map(str, self.ports)]
+        command += ["--ran", str(self.folder / f"ran-{number}"), "--room", str(self.room)]
+        command += ["--ports", *map(str, self.ports)]
         return self.start(command, f"agent-{number}")
 
     def start(self, command: list[str], name: str, **environment: str) -> "subprocess.Popen[bytes]":
@@ -329,7 +335,8 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="readie-soak-")))
         server = stack.enter_context(running_postgresql(durable=True))
         url, held = stack.enter_context(database(server))
-        cluster = Cluster(url, folder, options.routers, options.agents, held)
+        sizes = {"routers": options.routers, "agents": options.agents, "room": options.room}
+        cluster = Cluster(url, folder, held, **sizes)
         stack.callback(cluster.end)
         wait_until_ready(cluster)
         router_cpu_s, database_cpu_s = cluster.router_cpu_s(), postgresql_cpu_s(server)
@@ -351,13 +358,15 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
                 if now >= sampled_at + SAMPLE_S:
                     memory.append(sum(memory_mb("VmRSS", router.pid) for router in cluster.routers))
                     sampled_at = now
-                over = looking.execute(OVERCOMMITTED, [ROOM]).fetchall()
-                wrong += [f"{worker_id} had {taken} calls, and room for {ROOM}" for worker_id, taken in over]
+                over = looking.execute(OVERCOMMITTED, [options.room]).fetchall()
+                wrong += [f"{worker_id} had {taken} calls, and room for {options.room}" for worker_id, taken in over]
         said, _ = clients.communicate(timeout=300)
         seconds = time.monotonic() - began
         router_cpu_s = cluster.router_cpu_s() - router_cpu_s
         database_cpu_s = postgresql_cpu_s(server) - database_cpu_s
         wrong += cluster.dead()
+        if not options.kill_every:
+            wrong += find_growth(memory)
         calls = msgspec.json.decode(said, type=list[Ended])
         wrong += find_wrong(calls, folder, killed=bool(options.kill_every))
         environment = {**os.environ, "DATABASE_URL": url, "PYTHONPATH": str(ROOT)}
@@ -376,6 +385,7 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
         "routers": options.routers,
         "agents": options.agents,
         "clients": options.clients,
+        "room": options.room,
         "kills": dict(cluster.kills),
         "calls": len(calls),
         "calls_per_s": round(len(calls) / seconds, 1),
@@ -422,6 +432,15 @@ def find_wrong(calls: list[Ended], folder: Path, *, killed: bool) -> list[str]:
     return wrong
 
 
+def find_growth(memory: list[float]) -> list[str]:
+    """Whether the routers' memory (MB, sampled at equal times) is more in the last quarter than in the second."""
+    if len(memory) < LEAST_SAMPLES:
+        return []
+    quarter = len(memory) // 4
+    before, after = statistics.median(memory[quarter : 2 * quarter]), statistics.median(memory[-quarter:])
+    return [f"the routers' memory grew from {before:.0f} to {after:.0f} MB"] if after > GROWTH * before else []
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=600.0)
@@ -429,6 +448,7 @@ def main() -> None:
     parser.add_argument("--routers", type=int, default=3)
     parser.add_argument("--agents", type=int, default=20)
     parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--room", type=int, default=5, help="calls that a worker has room for")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds of each client between two calls")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--ports", type=int, nargs="+", help=argparse.SUPPRESS)  # of a process of its own
@@ -438,7 +458,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.agent is not None:
         held = msgspec.json.decode(options.held, type=HeldGeneration)
-        uvloop.run(run_agent(options.ports, options.agent, options.ran, held))
+        uvloop.run(run_agent(options.ports, options.agent, options.ran, held, options.room))
     elif options.ports:
         ended = uvloop.run(run_clients(options.ports, options.clients, options.seconds, options.pause))
         sys.stdout.buffer.write(msgspec.json.encode(ended))

@@ -25,8 +25,10 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from readie import remote
+from readie.command_line import plain
 from readie.errors import ReadieError, Unavailable
 from readie.wire import CallStatus, WorkerView
 
@@ -316,7 +318,7 @@ def judge(results: list[Measured], seconds: float) -> bool:
     if speedup < NEEDED_SPEEDUP:
         faults.append(f"the median speed-up is {speedup:.1f}×; {NEEDED_SPEEDUP:.0f}× was needed")
     for fault in faults:
-        console.print(f"[red]did not hold:[/red] {fault}", highlight=False)
+        console.print(Text.assemble(("did not hold:", "red"), f" {plain(fault)}"))
     console.print(
         "Where to look next:\n"
         f"  .demo/{GENERATION.name}/catalogue.json        what everything costs, and what each checkpoint holds\n"
@@ -353,7 +355,7 @@ def main() -> int:
         console.print("demo: stopped; what was measured stays in .demo/ and is used again")
         return 130
     except ReadieError as error:
-        Console(stderr=True).print(f"demo: {error}", style="red", highlight=False)
+        Console(stderr=True).print(Text(plain(f"demo: {error}"), style="red"))
         return 1
     return 0 if held else 1
 

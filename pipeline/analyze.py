@@ -28,9 +28,10 @@ from pipeline.corpus import ImportSet
 from pipeline.measurement import MeasuredItem
 from pipeline.pace import Settled, find_reference, settle
 from pipeline.processes import Mode, ProbeAnswer, ProbeFailure, ProbeStream, Sandbox, describe
-from pipeline.progress import Progress, say, stage
+from pipeline.progress import Progress, stage
 from pipeline.resources import Wanted, add_needs, choose_loads, find_failed, list_wanted, select_runs, type_of
 from pipeline.rootfs import RootFilesystem, list_rootfs
+from readie.command_line import say
 from readie.cost import parents
 from readie.errors import BadFile, Unavailable
 from readie.files import replaced

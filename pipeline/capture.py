@@ -17,8 +17,9 @@ from pipeline.measurement import MeasuredItem
 from pipeline.plan import Plan, PlannedCheckpoint, make_plan, read_plan, write_plan
 from pipeline.problem import Limits
 from pipeline.processes import Restored, Sandbox, Saved, describe, run_worker
-from pipeline.progress import Progress, say, stage
+from pipeline.progress import Progress, stage
 from pipeline.rootfs import RootFilesystem, filter_measured, list_rootfs
+from readie.command_line import say
 from readie.document import Catalogue, DocumentCheckpoint, DocumentItem, compute_generation, write_document
 from readie.errors import BadFile, BadRequest, CaptureFailed, RootfsUnreadable
 from readie.flavor import Flavor

@@ -21,14 +21,23 @@ from pipeline.corpus import Corpus, ImportSet, collect_corpus, merge_sets, read_
 from pipeline.plan import find_planner
 from pipeline.problem import Limits
 from pipeline.processes import Sandbox
-from pipeline.progress import say, stage
+from pipeline.progress import stage
 from pipeline.recorded import fetch_recorded
 from pipeline.report import GenerationReport, read_report, report_generation, write_plan_text, write_text
 from pipeline.rootfs_build import build_rootfs, check_rootfs
 from pipeline.verify import verify as run_verification
 from pipeline.verify import write_verification
 from pipeline.what_if import HeldOut, WhatIf, explore_limits, hold_out, plot_what_if, write_held_out, write_what_if
-from readie.command_line import SINCE_FORMATS, JsonOption, add_version, print_json, report_checks, run_command_line
+from readie.command_line import (
+    SINCE_FORMATS,
+    JsonOption,
+    add_version,
+    plain,
+    print_json,
+    report_checks,
+    run_command_line,
+    say,
+)
 from readie.errors import BadFile, BadSetting, Unavailable, UsageError
 from readie.flavor import Flavor, check_gpu, parse_flavor
 from readie.units import MAX_ALPHA, MB, parse_size
@@ -237,7 +246,7 @@ def find_measurements(out: Path, flavor: Flavor) -> Measurements:
 
 
 def print_lines(lines: Sequence[str]) -> None:
-    print("\n".join(lines))
+    print(plain("\n".join(lines)))
 
 
 # ---- the commands ----
@@ -600,7 +609,7 @@ def show_report(out: Path, report: GenerationReport, *, as_json: bool) -> None:
     if as_json:
         print_json(report)
     else:
-        print(write_text(report))
+        print(plain(write_text(report)))
         say(f"the same as a page: {out / 'report.html'}")
 
 

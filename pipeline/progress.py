@@ -11,12 +11,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
+from readie.command_line import plain, say
+
 _EVERY_S = 5.0
-
-
-def say(text: str) -> None:
-    """One line of talk, on stderr: results go to stdout."""
-    print(text, file=sys.stderr, flush=True)
 
 
 class Progress:
@@ -30,7 +27,8 @@ class Progress:
         self._bar: Bar | None = None
         if sys.stderr.isatty():
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-            self._bar = Bar(*columns, TextColumn("{task.fields[now]}"), console=Console(stderr=True), transient=True)
+            now = TextColumn("{task.fields[now]}", markup=False)
+            self._bar = Bar(*columns, now, console=Console(stderr=True), transient=True)
             self._task = self._bar.add_task(title, total=total, now="")
 
     def __enter__(self) -> Self:
@@ -48,7 +46,7 @@ class Progress:
         """One step is done: `now` says which."""
         self.done += 1
         if self._bar is not None:
-            self._bar.update(self._task, completed=self.done, total=self.total, now=now)
+            self._bar.update(self._task, completed=self.done, total=self.total, now=plain(now))
         elif time.monotonic() - self._said >= _EVERY_S:
             self._said = time.monotonic()
             say(f"  {self.title}: {self.done} of {self.total} ({now})")

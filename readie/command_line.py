@@ -4,6 +4,7 @@ import errno
 import io
 import os
 import sys
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,28 +60,28 @@ def run_command_line(name: str, app: typer.Typer, *, stopped: str = "stopped") -
     try:
         code = app(standalone_mode=False)
         if code == INTERRUPTED:  # typer has caught Ctrl-C itself, and says nothing
-            _say(f"{name}: {stopped}")
+            say(f"{name}: {stopped}")
         sys.stdout.flush()  # here, so that what cannot be written is told as anything else is
     except ReadieError as error:
-        _say(f"{name}: {error}")
+        say(f"{name}: {error}")
         sys.exit(2 if isinstance(error, UsageError) else 1)
     except typer.TyperException as error:
         if error.format_message():  # there is none where the help was shown instead
-            _say(f"{name}: {error.format_message()}")
+            say(f"{name}: {error.format_message()}")
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        _say(f"{name}: {stopped}")
+        say(f"{name}: {stopped}")
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
         os._exit(1)  # whoever read the output has gone
     except OSError as error:
         about = f"{error.filename}: " if error.filename else ""
-        _say(f"{name}: {about}{error.strerror or error}")
+        say(f"{name}: {about}{error.strerror or error}")
         if error.errno == errno.ENOSPC:
             os._exit(1)  # what is left in the buffer would fail once more
         sys.exit(1)
     except Exception as error:  # noqa: BLE001 - a fault of ours; its first line says enough to report it
-        _say(f"{name}: internal error: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+        say(f"{name}: internal error: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
         sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -90,17 +91,27 @@ def waiting(text: str, *, as_json: bool = False) -> Iterator[None]:
     """Shows on a terminal that something is still being done; elsewhere it is one line, and none for who wants JSON."""
     if not sys.stderr.isatty():
         if not as_json:
-            print(f"{text} …", file=sys.stderr, flush=True)
+            say(f"{text} …")
         yield
         return
     from rich.console import Console
+    from rich.text import Text
 
-    with Console(stderr=True).status(text):
+    with Console(stderr=True).status(Text(plain(text))):
         yield
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+def plain(text: str) -> str:
+    """A text with names of whoever chose them: a mark stands for what a terminal would obey instead of showing it."""
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" or unicodedata.category(letter) == "Zs" else "\ufffd"
+        for letter in text
+    )
+
+
+def say(text: str) -> None:
+    """One line of talk, on stderr: results go to stdout."""
+    print(plain(text), file=sys.stderr, flush=True)
 
 
 # ---- doctor ----
@@ -150,9 +161,9 @@ def report_checks(checks: Iterable[Check], *, as_json: bool) -> None:
     for each in checks:
         made.append(each)
         if not as_json:
-            console.print(Text.assemble((f"{each.state:8}", _COLOURS[each.state]), f"{each.name}: {each.found}"))
+            console.print(Text.assemble((f"{each.state:8}", _COLOURS[each.state]), f"{each.name}: {plain(each.found)}"))
             if each.way_out:
-                console.print(Text(f"        {each.way_out}"))
+                console.print(Text(f"        {plain(each.way_out)}"))
     failed = sum(each.state == "failed" for each in made)
     warnings = sum(each.state == "warning" for each in made)
     if as_json:

@@ -17,6 +17,7 @@ MAX_PACKAGES = 1_000
 MAX_SECONDS = 7 * 86_400.0
 MAX_WAIT = 60.0
 MAX_PAYLOAD = 16 * 1024 * 1024  # the default of the setting
+REPORT_SECONDS = 10.0  # between two reports of an agent at most
 
 END = r"$(?!\n)"  # of a pattern: `$` alone also ends before a line feed, and JSON Schema has no `\Z`
 IDENTIFIER = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}" + END

@@ -24,7 +24,7 @@ from readie.wire import (
 )
 
 PPM = 1_000_000
-START, SETTLES, MOST_PLACEMENTS = 300, 10, 3
+START, SETTLES, MOST_PLACEMENTS, MOST_RUNS = 300, 10, 3, 5
 #: No sum of the seconds that pass in a test is near one of these, nor what the test itself takes.
 TTL, ACCEPT, TIMEOUT = 1005.5, 305.5, 205.5
 SETTINGS = RouterSettings(
@@ -55,6 +55,7 @@ class Lease:
     gpu_memory: int
     session_id: str | None
     continues: bool
+    began: float  # when it was placed, or accepted
     deadline: float
     incarnation: str | None = None  # None: not accepted
 
@@ -224,6 +225,7 @@ class Router:
             gpu_memory=0 if not call.gpu else whole if call.gpu_memory is None else call.gpu_memory,
             session_id=session_id,
             continues=call.continues,
+            began=self.now,
             deadline=self.now + ACCEPT,
         )
         if session_id is not None and not call.continues:
@@ -295,7 +297,7 @@ class Router:
             return False
         if lease.incarnation is None:
             lease.incarnation = self.workers[worker_id].status.incarnation
-            lease.deadline = self.now + START + TIMEOUT
+            lease.began, lease.deadline = self.now, self.now + START + TIMEOUT
             self.calls[lease.call_id].state = "accepted"
             session = self.sessions.get(lease.session_id or "")
             if session and session.call_id == lease.call_id:
@@ -414,7 +416,8 @@ class Router:
             elif cause == "deadline":
                 problem = "call-timeout"
             else:
-                problem = "" if call.request.retry and not call.continues else "worker-lost"
+                again = call.request.retry and not call.continues and call.attempts < MOST_RUNS
+                problem = "" if again else "worker-lost"
             problem = problem or self.place_again(lease.call_id, call)
             if problem:
                 call.state, call.outcome = "failed", problem
@@ -424,6 +427,20 @@ class Router:
             if worker.heard <= self.now - TTL and not leased:
                 del self.workers[name]
                 self.expire(worker_id=name)
+
+    def set_back(self) -> None:
+        """All that has happened lies in the future, by more than anything takes: it has happened now."""
+        for worker in self.workers.values():
+            worker.heard = self.now
+        for lease in self.leases.values():
+            lease.began, lease.deadline = self.now, self.now + lease.deadline - lease.began
+        self.leases = dict(sorted(self.leases.items()))  # those of one time go by their ids
+        for session in self.sessions.values():
+            if session.settles is not None:
+                session.settles = self.now + SETTLES
+        self.cancellations = {
+            name: (worker_id, session_id, self.now) for name, (worker_id, session_id, _) in self.cancellations.items()
+        }
 
     def due(self) -> Iterator[tuple[str, Lease, str]]:
         for placement_id, lease in self.leases.items():

@@ -127,7 +127,7 @@ class Line:
             "DATABASE_URL": self.database_url,
             "CATALOGUE_DIR": str(self.folder / "catalogues"),
             "ROUTER_PORT": str(self.port),
-            "WORKER_TTL": "15",
+            "WORKER_TTL": "60",
             "WORKER_TOKEN": "secret",
         }
         self.router = self.processes.enter_context(self.process("app.cli", "router", environment))
@@ -177,7 +177,7 @@ class Line:
 
     def get(self, path: str) -> bytes | None:
         try:
-            answer = httpx.get(self.url + path)
+            answer = httpx.get(self.url + path, timeout=60)
         except httpx.TransportError:
             return None
         return answer.content if answer.is_success else None

@@ -385,7 +385,7 @@ class TestDependencies:
 
 
 class TestBuilding:
-    """Medians over all appearances."""
+    """An item's figures are over all processes that it appeared in: means of times, strays cut, and medians of memory."""
 
     def test_the_mean_over_all_processes_is_taken_strays_cut(self) -> None:
         """At a third from the median. With its spread, the median absolute deviation, and the count."""

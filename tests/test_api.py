@@ -16,6 +16,7 @@ from sqlalchemy import create_engine, text
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
+from app import waiting
 from app.application import create_app
 from app.catalogue import import_catalogue
 from app.database import Database, open_database
@@ -154,24 +155,24 @@ def test_messagepack_both_ways(client: httpx.Client, worker: str) -> None:
     assert msgspec.msgpack.decode(fetched.content, type=wire.Orders).run[0].payload == b"\x00\xff"
 
 
-def test_an_agent_that_waits_is_woken_by_a_call(client: httpx.Client, worker: str) -> None:
+def test_an_agent_that_waits_is_woken_by_a_call(
+    client: httpx.Client, worker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A long poll answers as soon as there is something to do."""
-    answers: list[tuple[float, httpx.Response]] = []
+    monkeypatch.setattr(waiting, "DATABASE_POLL", 600.0)  # it is woken, and does not look again
+    answers: list[httpx.Response] = []
 
     def fetch() -> None:
-        answer = client.get(f"/v1/workers/{worker}/placements", params={"wait": 30})
-        answers.append((time.monotonic(), answer))
+        answers.append(client.get(f"/v1/workers/{worker}/placements", params={"wait": 50}))
 
     agent = threading.Thread(target=fetch)
     agent.start()
     time.sleep(0.3)
     assert not answers
     place(client)
-    placed_at = time.monotonic()
-    agent.join(10)
+    agent.join(40)
 
-    assert answers[0][0] - placed_at < 1.5
-    assert len(answers[0][1].json()["run"]) == 1
+    assert len(answers[0].json()["run"]) == 1
 
 
 def test_a_client_that_waits_is_woken_by_output_and_by_the_end(client: httpx.Client, worker: str) -> None:
@@ -277,10 +278,10 @@ def test_a_result_that_was_dropped_is_gone(client: httpx.Client, worker: str, da
 
 def test_a_sweep_runs_beside_the_requests(serve: Serve, database: Database) -> None:
     """The application evicts silent workers by itself."""
-    with serve(sweep_interval=0.05, worker_ttl=0.2) as client:
+    with serve(sweep_interval=0.1, worker_ttl=2.0) as client:
         client.put("/v1/workers/w", json=STATUS)
         assert len(client.get("/v1/workers").json()) == 1
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 20
         while client.get("/v1/workers").json() and time.monotonic() < deadline:
             time.sleep(0.05)
 
@@ -303,12 +304,16 @@ def end_call(client: httpx.Client, placed: dict[str, Any], **result: Any) -> Non
     assert client.put(path, json=RESULT | result).status_code == 200
 
 
-def in_threads(*tasks: Callable[[], Any]) -> list[threading.Thread]:
-    """Starts each in its own thread, one after the other."""
+def in_threads(client: httpx.Client, *tasks: Callable[[], Any], begun: bool = True) -> list[threading.Thread]:
+    """Starts each in its own thread, when the one before it waits in the only session: `begun`, if that has a call."""
     threads = [threading.Thread(target=task) for task in tasks]
-    for thread in threads:
+    for number, thread in enumerate(threads, 1):
         thread.start()
-        time.sleep(0.3)
+        if begun:
+            wait_for(lambda: sessions(client)[0]["waiting"] == number)  # noqa: B023 - it is waited for here
+        else:
+            wait_for(lambda: f"readie_calls_placing {number}.0" in client.get("/metrics").text)  # noqa: B023
+            time.sleep(0.3)  # until it is written down that it waits
     return threads
 
 
@@ -339,21 +344,25 @@ def test_a_session_from_its_first_call_to_its_end(client: httpx.Client, worker: 
     assert (refused.status_code, problem(refused)) == (410, "session-expired")
 
 
-def test_calls_of_a_session_wait_for_their_turn(client: httpx.Client, worker: str) -> None:
+def test_calls_of_a_session_wait_for_their_turn(
+    client: httpx.Client, worker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each is placed as soon as the one before it has ended, in the order of arrival."""
+    monkeypatch.setattr(waiting, "DATABASE_POLL", 600.0)  # they are woken, not found at the next look
     running = place(client, session_id="s")
     placed: list[tuple[str, dict[str, Any]]] = []
-    threads = in_threads(*(lambda name=name: placed.append((name, place(client, session_id="s"))) for name in "abc"))
+    threads = in_threads(
+        client, *(lambda name=name: placed.append((name, place(client, session_id="s"))) for name in "abc")
+    )
     assert placed == []
     (view,) = sessions(client)
     assert (view["state"], view["call_id"], view["waiting"]) == ("busy", running["call_id"], 3)
     for turns in ("a", "ab", "abc"):
         ended_at = time.monotonic()
         end_call(client, placed[-1][1] if placed else running)
-        while len(placed) < len(turns) and time.monotonic() - ended_at < 10:
+        while len(placed) < len(turns) and time.monotonic() - ended_at < 20:
             time.sleep(0.01)
         assert "".join(name for name, _ in placed) == turns
-        assert time.monotonic() - ended_at < 1.5  # woken, not found at the next look into the database
     for thread in threads:
         thread.join(10)
 
@@ -380,8 +389,10 @@ def test_a_call_that_begins_a_session_waits_for_room(client: httpx.Client, worke
     assert problem(client.post("/v1/calls", json=CALL | {"session_id": "s"})) == "no-capacity"
     placed: list[str] = []
     threads = in_threads(
+        client,
         lambda: placed.append(place(client, session_id="s", function="first", queue_timeout=30)["call_id"]),
         lambda: placed.append(place(client, session_id="s", function="second")["call_id"]),
+        begun=False,
     )
     assert placed == []
     end_call(client, full)
@@ -396,7 +407,9 @@ def test_who_waits_for_a_session_that_ends_is_told(client: httpx.Client, worker:
     """Its call is cancelled, and those that wait for their turn are refused as session-expired."""
     running = place(client, session_id="s")
     refused: list[str] = []
-    (thread,) = in_threads(lambda: refused.append(problem(client.post("/v1/calls", json=CALL | {"session_id": "s"}))))
+    (thread,) = in_threads(
+        client, lambda: refused.append(problem(client.post("/v1/calls", json=CALL | {"session_id": "s"})))
+    )
     assert client.delete("/v1/sessions/s").status_code == 204
     thread.join(10)
 
@@ -446,6 +459,7 @@ def test_two_routers_share_the_turns_of_a_session(database_url: str, database: D
         running = place(first, session_id="s")
         placed: list[tuple[str, dict[str, Any]]] = []
         threads = in_threads(
+            first,
             lambda: placed.append(("a", place(second, session_id="s"))),
             lambda: placed.append(("b", place(first, session_id="s"))),
         )
@@ -830,7 +844,7 @@ def test_faults_of_the_application_say_nothing_of_its_inside(serve: Serve, datab
 
     assert (answer.status_code, problem(answer)) == (500, "internal")
     assert answer.json()["detail"] == ""
-    (entry,) = (entry for entry in logged if entry["log_level"] == "error")
+    (entry,) = (entry for entry in logged if entry["event"] == "request failed")
     assert answer.json()["instance"] == f"urn:readie:request:{entry['request_id']}"
     assert "workers" in str(entry["exc_info"])
 

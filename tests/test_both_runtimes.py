@@ -336,7 +336,7 @@ def test_a_session_that_is_ended_gives_its_memory_back(ready: Line) -> None:
 
     assert httpx.delete(f"{ready.url}/v1/sessions/brief").is_success
 
-    wait_for(lambda: ready.view().memory_used == used - 300 * MIB)
+    wait_for(lambda: ready.view().memory_used <= used - 300 * MIB)
     with pytest.raises(SessionExpired):
         remote(remember, session_id="brief")(2)
 

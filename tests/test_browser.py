@@ -1,9 +1,10 @@
 """The dashboard in a real browser: Debian's Chromium, on a router with a worker and the calls that it has run.
 
-Where `make demo` has run, the data is the demo's: real packages, measured, captured, called. Elsewhere a small line is
-made. `make screenshots` writes docs/images/ from the same run.
+Where `make demo` has run last with its runtime `fork`, the data is the demo's: real packages, measured, captured, called.
+Elsewhere a small line is made. `make screenshots` writes docs/images/ from the same run.
 """
 
+import filecmp
 import os
 import re
 import runpy
@@ -31,6 +32,8 @@ from readie import remote
 from tests.lines import Line
 from tests.routers import ROOT, ask, serving
 from tests.sandboxes import wait_for
+
+expect.set_options(timeout=30_000)  # milliseconds
 
 DEMO = ROOT / ".demo"
 IMAGES = ROOT / "docs" / "images"
@@ -125,6 +128,16 @@ def answer_with_alpha() -> int:
     return len(slowalpha.blob)
 
 
+def has_run_demo(folder: Path) -> bool:
+    """Whether that folder of `make demo` has a database, and the catalogue and the root filesystem that belong to it.
+
+    With RUNTIME=runsc it has those of gVisor, whose packages no worker without gVisor can use.
+    """
+    served, forked = folder / "catalogues" / "cpu.json", folder / "generation" / "catalogue.json"
+    needed = [folder / "readie.duckdb", folder / "rootfs" / "readie-demo", served, forked]
+    return all(path.exists() for path in needed) and filecmp.cmp(served, forked, shallow=False)
+
+
 @contextmanager
 def demo_line(folder: Path) -> Iterator[tuple[str, str]]:
     """The demo's catalogue and recorded calls, with a worker of its root filesystem: (URL, modules).
@@ -179,7 +192,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
     folder = tmp_path_factory.mktemp("browser")
     with ExitStack() as stack:
         stack.enter_context(pytest.MonkeyPatch.context()).setenv("ROUTER_URL", "")
-        url, modules = stack.enter_context((demo_line if (DEMO / "readie.duckdb").exists() else small_line)(folder))
+        url, modules = stack.enter_context((demo_line if has_run_demo(DEMO) else small_line)(folder))
         assert remote(answer, memory="64Mi")() == 42
         call = remote(rest, memory="512Mi", session_id="notebook").submit(600.0)
         stack.callback(call.cancel)
@@ -205,6 +218,30 @@ def check(page: Page, name: str = "") -> None:
         if name and DRAWING:
             page.screenshot(path=IMAGES / f"{name}-{theme}.png")
     page.emulate_media(color_scheme="light")
+
+
+FORKED = {"catalogues/cpu.json": "forked", "generation/catalogue.json": "forked", "rootfs/readie-demo": ""}
+UNDER_GVISOR = {"catalogues/cpu.json": "gVisor", "generation-runsc/catalogue.json": "gVisor"}
+
+
+@pytest.mark.parametrize(
+    ("left", "is_used"),
+    [
+        ({"readie.duckdb": ""} | FORKED, True),
+        ({"readie.duckdb": ""} | UNDER_GVISOR, False),
+        ({"readie.duckdb": ""} | FORKED | UNDER_GVISOR, False),
+        (FORKED, False),
+        ({}, False),
+    ],
+    ids=["fork", "runsc", "fork, then runsc", "stopped", "nothing"],
+)
+def test_the_demo_is_used_where_all_of_it_is_there(left: dict[str, str], is_used: bool, tmp_path: Path) -> None:
+    """What RUNTIME=runsc, or a demo that was stopped, has left is no line that this worker can serve."""
+    for name, text in left.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    assert has_run_demo(tmp_path) is is_used
 
 
 def test_the_cluster_is_accessible(shown: Shown) -> None:

@@ -16,7 +16,7 @@ from app.catalogue import import_catalogue
 from app.check import RULES, WARNINGS, check_rows
 from app.cli import main
 from app.database import Database, open_database
-from app.lease import accept_placements, cancel_call, end_placements
+from app.lease import Taker, accept_placements, cancel_call, end_placements
 from app.liveness import report_status, sweep
 from app.placement import place_calls
 from app.settings import RouterSettings
@@ -63,15 +63,15 @@ def report(database: Database, worker_id: str, *sandboxes: SandboxStatus, **chan
 def place(database: Database, call_id: str, **asked: Any) -> CallPlaced:
     request = CallRequest(payload=b"", python="3.11", **asked)
     with database.transaction() as connection:
-        (placed,) = place_calls(connection, database, SETTINGS, [request], [call_id])
+        (placed,) = place_calls(connection, SETTINGS, [request], [call_id])
     assert isinstance(placed, CallPlaced)
     return placed
 
 
 def accept(database: Database, placed: CallPlaced) -> None:
-    pair = placed.placement.placement_id, placed.placement.worker_id
+    taker = Taker(placed.placement.placement_id, placed.placement.worker_id)
     with database.transaction() as connection:
-        assert accept_placements(connection, [pair]) == [None]
+        assert accept_placements(connection, [taker]) == [None]
 
 
 def end(database: Database, placed: CallPlaced, result: Result) -> None:
@@ -254,6 +254,14 @@ def test_a_gpu_given_twice(busy: Database) -> None:
     half = f"UPDATE workers SET gpu_total_bytes = {GIB // 2} WHERE worker_id = 'g'"
 
     assert broken(busy, half) == {"workers_overcommitted": ["g"], "workers_too_full": ["g"]}
+
+
+def test_a_call_that_waits_for_room_is_not_overdue(busy: Database) -> None:
+    """Its lease stays until it is placed elsewhere, or has waited for as long as it may."""
+    late = "UPDATE leases SET deadline_at = now() - INTERVAL '3 minutes' WHERE call_id = 'waits'"
+    for seconds, found in [(600, {}), (60, {"leases_overdue": ["waits-1"]})]:
+        waits = f"UPDATE calls SET queue_ms = {seconds}000 WHERE call_id = 'waits'"
+        assert broken(busy, late, waits) == found
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,9 @@ class Router:
         self.most_at_once = 0
         self.cancelled: list[str] = []
         self.drop = 0  # the next reads are cut off
+        self.lose = 0  # answers to the next placements are lost
+        self.keys: list[str | None] = []  # that placements came with
+        self.answered: dict[str | None, wire.CallPlaced] = {}  # by key
         self.asked: list[tuple[str, str, str | None]] = []  # (method, path, Authorization)
         router = self
 
@@ -115,6 +118,8 @@ class Router:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 url = urlsplit(self.path)
                 router.asked.append((self.command, url.path, self.headers["Authorization"]))
+                if self.command == "POST":
+                    router.keys.append(self.headers["Idempotency-Key"])
                 try:
                     answer = router.answer(self.command, url.path, parse_qs(url.query), body)
                     status, kind = 200, "application/x-msgpack"
@@ -146,7 +151,7 @@ class Router:
 
     def answer(self, method: str, path: str, query: dict[str, list[str]], body: bytes) -> msgspec.Struct | None:
         if method == "POST":
-            return self.place(msgspec.msgpack.decode(body, type=wire.CallRequest))
+            return self.place_once(self.keys[-1], msgspec.msgpack.decode(body, type=wire.CallRequest))
         call_id = path.rpartition("/")[2]
         if call_id not in self.calls:
             raise UnknownCall(f"{call_id} was never placed")
@@ -160,6 +165,14 @@ class Router:
             self.drop -= 1
             raise ConnectionAbortedError
         return self.read(call_id, call, float(query["wait"][0]), int(query["seen"][0]))
+
+    def place_once(self, key: str | None, request: wire.CallRequest) -> wire.CallPlaced:
+        if key is None or key not in self.answered:
+            self.answered[key] = self.place(request)
+        if self.lose:
+            self.lose -= 1
+            raise ConnectionAbortedError
+        return self.answered[key]
 
     def place(self, request: wire.CallRequest) -> wire.CallPlaced:
         if self.refuse:
@@ -801,11 +814,22 @@ class TestAccidents:
         assert [token for method, _, token in router.asked if method == "POST"] == [None, "Bearer secret"]
 
     def test_placed_call_outlives_lost_connections(self, router: Router) -> None:
-        """Reading is tried again; placing is not."""
+        """Reading is tried again."""
         router.drop = 2
 
         assert remote(len)([1]) == 1
         assert [method for method, _, _ in router.asked][:4] == ["POST", "GET", "GET", "GET"]
+
+    def test_lost_answer_to_a_placement_places_the_call_once(self, router: Router) -> None:
+        """It is sent again with the same key, by which a router knows it; another call has another key."""
+        router.lose = 2
+
+        assert remote(len)([1]) == 1
+        assert remote(len)([1, 2]) == 2
+        first, again, once_more, other = router.keys
+        assert first == again == once_more
+        assert other not in {first, None}
+        assert len(router.calls) == 2
 
     def test_router_that_stays_away_is_named_after_a_while(
         self, router: Router, monkeypatch: pytest.MonkeyPatch
@@ -832,7 +856,7 @@ class TestAccidents:
         """So does a timeout in an event loop."""
 
         async def main() -> None:
-            async with asyncio.timeout(0.5):
+            async with asyncio.timeout(3):
                 await remote(sleep).aio()
 
         with pytest.raises(TimeoutError):

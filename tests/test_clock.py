@@ -10,7 +10,7 @@ from sqlalchemy import text
 
 from app.check import check_rows
 from app.database import Database
-from app.lease import accept_placements, cancel_call, end_placements
+from app.lease import Taker, accept_placements, cancel_call, end_placements
 from app.liveness import report_status, sweep
 from app.placement import place_calls
 from app.settings import RouterSettings
@@ -39,10 +39,10 @@ def move(database: Database, interval: str) -> None:
 def place(database: Database, call_id: str, *, accepted: bool, **asked: Any) -> CallPlaced:
     request = CallRequest(payload=b"", python="3.11", **asked)
     with database.transaction() as connection:
-        (placed,) = place_calls(connection, database, SETTINGS, [request], [call_id])
+        (placed,) = place_calls(connection, SETTINGS, [request], [call_id])
         assert isinstance(placed, CallPlaced)
         if accepted:
-            accept_placements(connection, [(placed.placement.placement_id, "w")])
+            accept_placements(connection, [Taker(placed.placement.placement_id, "w")])
     return placed
 
 

@@ -25,7 +25,7 @@ from sqlalchemy import text
 from app.catalogue import import_catalogue
 from app.check import check_rows
 from app.database import Database
-from app.lease import accept_placements, cancel_call, end_placements, end_session, read_orders
+from app.lease import Taker, accept_placements, cancel_call, end_placements, end_session, read_orders
 from app.liveness import expire_unreported, prune, report_status, sweep
 from app.placement import place_calls
 from app.session import stop_waiting
@@ -47,6 +47,9 @@ TIMES = {
     "sessions": ["created_at", "used_at", "settles_at", "expired_at"],
     "session_waits": ["seen_at"],
 }
+
+#: Seconds, more than all that the machine lets pass.
+FAR = 1_000_000
 
 worker_ids = st.sampled_from("abc")
 offers = st.fixed_dictionaries(
@@ -191,7 +194,7 @@ class ClusterMachine(RuleBasedStateMachine):
         request = CallRequest(payload=b"", python="3.11", **asked)
         call_id = self.next_id("call")
         with self.database.transaction() as connection:
-            (placed,) = place_calls(connection, self.database, SETTINGS, [request], [call_id])
+            (placed,) = place_calls(connection, SETTINGS, [request], [call_id])
         if isinstance(placed, ReadieError):  # the client gives up at once
             with self.database.transaction() as connection:
                 stop_waiting(connection, [call_id])
@@ -210,7 +213,7 @@ class ClusterMachine(RuleBasedStateMachine):
         run = agent.runs[placement_id]
         agent.enter(run)
         with self.database.transaction() as connection:
-            (refused,) = accept_placements(connection, [(placement_id, worker_id)])
+            (refused,) = accept_placements(connection, [Taker(placement_id, worker_id)])
         run.accepted = refused is None
         assert run.accepted == self.model.accept(placement_id, worker_id)
         if not run.accepted:
@@ -256,15 +259,28 @@ class ClusterMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([20, 20, 310, 510, 2000]), silent=st.sets(worker_ids, max_size=1))
     def time_passes(self, seconds: int, silent: set[str]) -> None:
         """Agents report in it, but for one at most, and give up what they could not accept."""
-        with self.database.transaction() as connection:
-            for table, columns in TIMES.items():
-                moved = ", ".join(f"{column} = {column} - INTERVAL '{seconds} seconds'" for column in columns)
-                connection.execute(text(f"UPDATE {table} SET {moved}"))
+        self.move_times(f"- INTERVAL '{seconds} seconds'")
         self.model.now += seconds
         for agent in self.agents.values():
             agent.give_up()
         for worker_id in sorted(self.agents.keys() - silent):
             self.report(worker_id)
+
+    @rule(worker_id=worker_ids)
+    def the_clock_is_set_back(self, worker_id: str) -> None:
+        """By far; what a sweep makes of it, and then a report of one worker."""
+        self.move_times(f"+ INTERVAL '{FAR} seconds'")
+        sweep(self.database, SETTINGS)
+        self.model.set_back()
+        self.model.sweep()
+        if worker_id in self.agents:
+            self.report(worker_id)
+
+    def move_times(self, change: str) -> None:
+        with self.database.transaction() as connection:
+            for table, columns in TIMES.items():
+                moved = ", ".join(f"{column} = {column} {change}" for column in columns)
+                connection.execute(text(f"UPDATE {table} SET {moved}"))
 
     @rule()
     def a_router_sweeps(self) -> None:

@@ -22,6 +22,7 @@ import pipeline.progress
 from app.catalogue import import_catalogue
 from app.database import open_database
 from readie.command_line import run_command_line, waiting
+from readie.errors import UsageError
 from readie.logs import log_to_stderr
 from tests.catalogues import make_worked_example, read
 from tests.commands import COMMAND_LINES, COMMANDS
@@ -80,6 +81,7 @@ def test_a_command_line_says_which_extra_is_missing(package: str, module: str, e
         (PermissionError(13, "Permission denied", "/file"), 1, "name: /file: Permission denied"),
         (OSError(5, "Input/output error"), 1, "name: Input/output error"),
         (LookupError("a\nb"), 1, "name: internal error: LookupError: a"),
+        (UsageError("[/x] \x1b[2J\r\x9b of \u202fé\n\tä"), 2, "name: [/x] \ufffd[2J\ufffd\ufffd of \u202fé\n\tä"),
     ],
 )
 def test_what_ends_a_command_is_one_line(
@@ -244,7 +246,9 @@ def test_logs_obey_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_progress_is_a_bar_on_a_terminal_and_lines_in_a_pipe(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a pipe there is a plain line now and then, or one where there are no steps, and no control character."""
+    """In a pipe there is a plain line now and then, or one where there are no steps, and no control character; names are
+    shown as they are.
+    """
     monkeypatch.setattr(pipeline.progress, "_EVERY_S", 0.0)
     monkeypatch.setenv("TERM", "xterm")
     with waiting("Importing"), pipeline.progress.Progress("measuring", 2) as progress:
@@ -256,13 +260,14 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_in_a_pipe(
     with os.fdopen(theirs, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
         with pipeline.progress.Progress("measuring", 2) as progress:
-            progress.advance("numpy")
-        with waiting("Importing"):
+            progress.advance("dataset:x[/y]\a")
+        with waiting("Importing [bold]file"):
             pass
         monkeypatch.undo()
     on_terminal = read_terminal(ours)
 
     assert in_a_pipe == "Importing …\n  measuring: 1 of 2 (numpy)\n"
     assert "1/2" in on_terminal
-    assert "Importing" in on_terminal
+    assert "dataset:x[/y]\ufffd" in on_terminal
+    assert "Importing [bold]file" in on_terminal
     assert "\x1b[" in on_terminal

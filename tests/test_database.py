@@ -189,6 +189,35 @@ def test_one_of_several_routers_gets_a_lock(database: Database, kind: str) -> No
         assert database.try_lock(connection, "sweep")
 
 
+@pytest.mark.parametrize("kind", ["postgresql"], indirect=True)
+def test_a_transaction_that_stalls_holds_up_nobody_for_long(database_url: str) -> None:
+    """PostgreSQL ends it, so that its locks are free; when it wakes, its database is unavailable."""
+    stalled, other = open_database(database_url, idle_s=1.0), open_database(database_url)
+
+    def stall() -> None:
+        with stalled.transaction() as connection:
+            stalled.lock(connection, "placements")
+            with other.transaction() as second:
+                other.lock(second, "placements")  # waits, and gets it
+            connection.execute(text("SELECT 1"))
+
+    with closing(stalled), closing(other):
+        with pytest.raises(DatabaseUnavailable, match="idle-in-transaction"):
+            stall()
+        assert count_rows(other) == 0
+
+
+@pytest.mark.parametrize("kind", ["postgresql"], indirect=True)
+def test_a_transaction_that_may_pause_is_not_ended(database_url: str) -> None:
+    """An import computes in the middle of its own."""
+    with closing(open_database(database_url, idle_s=1.0)) as database, closing(open_database(database_url)) as other:
+        with database.transaction() as connection:
+            database.let_pause(connection, 60)
+            time.sleep(1.5)
+            add_row(connection)
+        assert count_rows(other) == 1
+
+
 # ---- what people look at ----
 
 #: Rows that no machine counts in a second, and that no optimizer sees to be few.
@@ -218,7 +247,7 @@ def test_only_so_many_pages_are_read_at_a_time(database: Database, monkeypatch: 
     with database.browsing(), pytest.raises(QueryBusy), database.browsing(0.1):
         pass
 
-    with database.browsing(0.1) as connection:
+    with database.browsing(30) as connection:
         assert connection.execute(text("SELECT 1")).scalar_one() == 1
 
 

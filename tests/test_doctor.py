@@ -106,7 +106,7 @@ def set_up(database: Database, database_url: str, tmp_path: Path) -> dict[str, s
 def test_a_router_that_is_well(set_up: Mapping[str, str], kind: str) -> None:
     """Everything is looked at, and nothing fails; of PostgreSQL there is more to see."""
     found = list(examine_router(set_up))
-    common = {"settings", "tokens", "TLS", "address", "database", "schema", "catalogues", "workers", "rows"}
+    common = {"settings", "patience", "tokens", "TLS", "address", "database", "schema", "catalogues", "workers", "rows"}
     of_server = {"server", "clock", "rights", "queries", "connections", "notices"} if kind == "postgresql" else set()
     odd = {each.name: each.found for each in found if each.state != "ok"}
 
@@ -186,6 +186,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     [
         ({"ROUTER_PORT": "x"}, ("settings", "failed", "ROUTER_PORT='x'")),
         ({"ROUTER_PROT": "1"}, ("settings", "warning", "ROUTER_PROT (is ROUTER_PORT meant?)")),
+        ({"WORKER_TTL": "10"}, ("patience", "warning", "agents report every 10 seconds")),
         ({}, ("tokens", "warning", "AUTH_TOKEN and WORKER_TOKEN not set")),
         ({"ROUTER_HOST": "0.0.0.0"}, ("tokens", "failed", "others than this machine")),
         ({**TOKENS, "ROUTER_HOST": "0.0.0.0"}, ("TLS", "warning", "can be read on the way")),

@@ -33,7 +33,10 @@ from tests.sandboxes import make_rootfs, wait_for
 
 ROOT = Path(__file__).parent.parent
 #: The agent as it is, but that it reports more often: so that it is missed sooner.
-AGENT = "import worker.agent; worker.agent.REPORT_S = 0.5; from worker.cli import main; main()"
+AGENT = (
+    "import worker.agent as agent; agent.REPORT_SECONDS; agent.REPORT_SECONDS = 0.5; "  # fails if it has another name
+    "from worker.cli import main; main()"
+)
 ROUTER = "from app.cli import main; main()"
 SETTINGS = {"SWEEP_INTERVAL": "0.3", "ACCEPT_TIMEOUT": "60"}
 #: Moves the clock of one process.
@@ -217,7 +220,7 @@ def patient(patient_line: Faults) -> Iterator[Faults]:
 @pytest.fixture(scope="module")
 def quick_line(template: Databases, rootfs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faults]:
     """A router on PostgreSQL that misses a worker soon."""
-    made = Faults(tmp_path_factory.mktemp("quick"), template.create(template.template), rootfs, WORKER_TTL="5")
+    made = Faults(tmp_path_factory.mktemp("quick"), template.create(template.template), rootfs, WORKER_TTL="8")
     with made.routers:
         made.first = made.router()
         yield made
@@ -295,7 +298,7 @@ def test_a_router_stops_while_a_call_waits_for_a_worker(embedded: Faults) -> Non
     faults, router = embedded, embedded.router()
     with at(router[1]), ThreadPoolExecutor(1) as waiting:
         answer = waiting.submit(remote(count, queue_timeout=60))
-        time.sleep(1)
+        wait_for(lambda: "readie_calls_placing 1.0" in httpx.get(f"{router[1]}/metrics", timeout=30).text, 30)
         router[0].terminate()
         router[0].wait()
         router = faults.again(router)
@@ -351,7 +354,7 @@ def test_a_worker_is_killed_while_it_sends_a_result(quick: Faults, size: int) ->
     worker = faults.worker(url, "one")
     call = faults.running(url, "a", 1.0, size=size)
     router.send_signal(signal.SIGSTOP)
-    time.sleep(2.0)  # it has ended, and what fits into the socket is sent
+    time.sleep(3.0)  # it has ended, and what fits into the socket is sent
     worker.kill()
     worker.wait()
     router.send_signal(signal.SIGCONT)

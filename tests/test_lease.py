@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import text
 
 from app.database import Database
-from app.lease import accept_placements, add_output, call_of, cancel_call, end_placements, find_orders
+from app.lease import Taker, accept_placements, add_output, call_of, cancel_call, end_placements, find_orders
 from app.liveness import SWEEP, evict_worker, prune, report_status, sweep
 from app.placement import place_call
 from app.settings import RouterSettings
@@ -65,7 +65,7 @@ def accepted(database: Database, **asked: Any) -> str:
 
 def accept(database: Database, placement_id: str, worker_id: str = "w") -> None:
     with database.transaction() as connection:
-        (refused,) = accept_placements(connection, [(placement_id, worker_id)])
+        (refused,) = accept_placements(connection, [Taker(placement_id, worker_id)])
     if refused is not None:
         raise refused
 
@@ -159,6 +159,16 @@ def test_accepting_gives_the_function_its_time(database: Database) -> None:
     assert float(row["seconds"]) == 400
 
 
+def test_an_agent_says_what_a_start_may_take(database: Database) -> None:
+    """Its function is not over time while its packages are still installed; of two that accept at once more counts."""
+    placement_id = placed(database, timeout=100)
+    with database.transaction() as connection:
+        accept_placements(connection, [Taker(placement_id, "w", start_s=each) for each in (900, 600)])
+
+    (row,) = rows(database, "SELECT extract(epoch FROM deadline_at - accepted_at) AS seconds FROM leases")
+    assert float(row["seconds"]) == 1000
+
+
 def test_another_worker_cannot_accept(database: Database) -> None:
     """A placement is one worker's."""
     placement_id = placed(database)
@@ -174,7 +184,7 @@ def test_of_two_agents_with_one_worker_id_one_accepts(database: Database) -> Non
 
     for incarnation, accepts in [("first", False), ("second", True), ("second", True), ("first", False)]:
         with database.transaction() as connection:
-            (refused,) = accept_placements(connection, [(placement_id, "w")], [incarnation])
+            (refused,) = accept_placements(connection, [Taker(placement_id, "w", incarnation)])
         assert isinstance(refused, PlacementTaken) != accepts
     assert the_call(database)["state"] == "accepted"
 
@@ -309,7 +319,8 @@ def test_placements_accepted_in_one_transaction(database: Database) -> None:
     first, second = [place(database).placement.placement_id for _ in range(2)]
     accept(database, first)
     with database.transaction() as connection:
-        answers = accept_placements(connection, [(first, "w"), (second, "other"), ("nonsense-1", "w"), (second, "w")])
+        asked = [(first, "w"), (second, "other"), ("nonsense-1", "w"), (second, "w")]
+        answers = accept_placements(connection, [Taker(*each) for each in asked])
 
     assert [type(answer) for answer in answers] == [type(None), PlacementTaken, UnknownPlacement, type(None)]
     assert [row["state"] for row in rows(database, "SELECT state FROM calls")] == ["accepted", "accepted"]
@@ -472,6 +483,45 @@ def test_a_call_with_retry_is_placed_again_after_it_was_accepted(database: Datab
     assert the_call(database)["state"] == "accepted"
     end(database, second)
     assert the_result(database) == RETURNED
+
+
+def test_a_call_that_may_wait_for_room_does_so_again(database: Database) -> None:
+    """Where its worker is lost before it accepted, and no other has room: until its queue_timeout is over."""
+    placement_id = placed(database, queue_timeout=60)
+    fall_silent(database)
+    sweep(database, SETTINGS)
+    assert (the_call(database)["state"], the_call(database)["attempts"]) == ("placed", 1)
+    report(database, "other")
+    sweep(database, SETTINGS)
+
+    assert [each.placement_id for each in orders(database, "other").run] == [call_of(placement_id) + "-2"]
+
+
+def test_a_call_that_has_waited_for_room_long_enough_fails(database: Database) -> None:
+    """The time counts from when it should have been accepted: before that its worker may yet come back."""
+    placed(database, queue_timeout=60)
+    fall_silent(database)
+    for seconds, state in [(30, "placed"), (90, "failed")]:
+        change(database, f"UPDATE leases SET deadline_at = now() - INTERVAL '{seconds} seconds'")
+        sweep(database, SETTINGS)
+        assert the_call(database)["state"] == state
+
+    assert the_call(database)["outcome"] == "no-workers"
+    assert rows(database, "SELECT * FROM workers") == []
+
+
+def test_a_call_that_all_its_workers_are_lost_with_is_not_placed_for_ever(database: Database) -> None:
+    """retry=True: five times, for it may be what they die of."""
+    placement_id = accepted(database, retry=True)
+    for attempt in range(2, 7):
+        report(database, "w", incarnation=f"agent {attempt}")  # the one before was restarted
+        sweep(database, SETTINGS)
+        if attempt <= 5:
+            assert [each.placement_id for each in orders(database).run] == [f"{call_of(placement_id)}-{attempt}"]
+            accept(database, f"{call_of(placement_id)}-{attempt}")
+
+    call = the_call(database)
+    assert (call["state"], call["outcome"], call["attempts"]) == ("failed", "worker-lost", 5)
 
 
 def test_a_worker_that_was_restarted_has_lost_what_it_ran(database: Database) -> None:

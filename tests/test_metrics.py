@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from app.liveness import sweep
 from app.metrics import Metrics, render
 from app.settings import RouterSettings
 from tests.catalogues import make_worked_example, read
+from tests.sandboxes import wait_for
 
 GIB = 2**30
 CALL: dict[str, Any] = {"payload": "", "python": "3.11", "function": "confidential", "modules": ["numpy"]}
@@ -88,7 +90,19 @@ def test_placements_are_counted_by_flavor_outcome_and_start(client: httpx.Client
         "{checkpoint=,flavor=cpu,outcome=no-capacity}": 1,
     }
     assert samples["readie_placement_seconds_count"] == 5
-    assert samples["readie_placement_seconds_sum"] > 0
+    assert samples["readie_selection_seconds_count"] == 3
+    assert samples["readie_placement_seconds_sum"] > samples["readie_selection_seconds_sum"] > 0
+
+
+def test_calls_that_wait_for_room_are_counted_while_they_do(client: httpx.Client) -> None:
+    """Then no more, whether they were placed or not."""
+    assert "readie_calls_placing" not in scrape(client)  # it is 0
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.post, "/v1/calls", json=CALL | {"memory": 5 * GIB, "queue_timeout": 5})
+        wait_for(lambda: scrape(client).get("readie_calls_placing") == 1)
+        assert waiting.result().status_code == 503
+
+    assert "readie_calls_placing" not in scrape(client)
 
 
 def test_calls_are_counted_as_they_end(client: httpx.Client, database: Database) -> None:

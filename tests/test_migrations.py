@@ -195,6 +195,18 @@ class TestOnData:
         assert self._ask(database, "SELECT worker_id, report FROM workers") == [("w", 0)]
         assert self._ask(database, "SELECT * FROM call_keys") == self._ask(database, "SELECT * FROM audit") == []
 
+    def test_0006_the_queue(self, database: Database) -> None:
+        """Taken away and applied again, calls stay; how long they may wait is forgotten: not at all."""
+        call: dict[str, Any] = {"call_id": "c", "state": "placed", "function": "f", "python": "3.11", "gpu": False}
+        call |= {"memory_bytes": 1, "max_memory_bytes": 1, "cold": False, "retry": False, "timeout_ms": 1}
+        call |= {"attempts": 1, "reason": "pinned", "created_at": func.now(), "queue_ms": 5}
+        with database.transaction() as connection:
+            connection.execute(insert(metadata.tables["calls"]).values(**call))
+        command.downgrade(config(database), "0005")
+        migrate(database)
+
+        assert self._ask(database, "SELECT call_id, queue_ms FROM calls") == [("c", 0)]
+
     def _ask(self, database: Database, query: str) -> list[tuple[Any, ...]]:
         with database.reading() as connection:
             return [tuple(row) for row in connection.execute(text(query))]

@@ -18,7 +18,7 @@ from tests.pages import read_blocks
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "other-tools.md").read_text(encoding="utf-8")
 BLOCKS: dict[str, str] = {
-    title: next(iter(re.findall(rf"^{title}[^\n]*\n\n```\w+\n(.*?)```", PAGE, re.MULTILINE | re.DOTALL)))
+    title: next(iter(re.findall(rf"^{title}[^\n]*\n\n<!--[^\n]*\n```\w+\n(.*?)```", PAGE, re.MULTILINE | re.DOTALL)))
     for title in ("The `duckdb` shell", "pandas", "Polars", "DuckDB in Python", "One file")
 }
 

@@ -1,5 +1,7 @@
 """The wheel and the source distribution: what is in them, and that each works alone, from the built file."""
 
+import csv
+import io
 import re
 import shlex
 import shutil
@@ -8,13 +10,14 @@ import sys
 import tarfile
 import venv
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import date
 from email import message_from_bytes
 from email.message import Message
 from importlib.metadata import distribution
 from pathlib import Path
 
+import httpx
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -238,12 +241,8 @@ READ_CATALOGUE = (
     "from pathlib import Path; from readie.projection import load_catalogue; "
     "print(*[each.checkpoint_id for each in load_catalogue(Path('cpu.json')).checkpoints])"
 )
-#: What each part does with its extra alone: what Python is to run, each with a part of what it prints.
+#: What each part does with its extra alone: what Python is to run, each with a part of what it prints. The router is below.
 USES: Mapping[str, list[tuple[str, str]]] = {
-    "router": [
-        ("-m app upgrade --database duckdb:///made.duckdb", "up to date"),
-        ("-m alembic -c {site}/migrations/alembic.ini current", "(head)"),
-    ],
     "pipeline": [("-m pipeline corpus example.py", "1 import sets")],
     "worker": [("-m worker describe --rootfs environment", "python ")],
     "document": [(f'-c "{READ_CATALOGUE}"', "A B C")],
@@ -266,6 +265,89 @@ def test_each_part_works_with_its_extra_alone(part: str, client: Path, metadata:
 
         assert done.returncode == 0, done.stderr
         assert said in done.stdout
+
+
+# ---- installed by pip, with extras ----
+
+
+def make_wheel(name: str, folder: Path) -> None:
+    """A wheel of what is installed here, which came out of one, but for its tests: pip needs no network to install it."""
+    found = distribution(name)
+    files = {str(file): file for file in found.files or []}
+    (info,) = {path.removesuffix("/WHEEL") for path in files if path.endswith(".dist-info/WHEEL")}
+    tags = [tag.split("-") for tag in re.findall("^Tag: (.*)$", found.read_text("WHEEL") or "", re.MULTILINE)]
+    tag = "-".join(".".join(sorted(set(parts))) for parts in zip(*tags, strict=True))
+    left = {f"{info}/{made}" for made in ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json")}
+    record = io.StringIO()
+    rows = csv.writer(record, lineterminator="\n")
+    with zipfile.ZipFile(folder / f"{info.removesuffix('.dist-info')}-{tag}.whl", "w") as wheel:
+        for path, file in files.items():
+            if file.hash and path not in left and not {"..", "tests"} & set(file.parts):
+                wheel.write(str(found.locate_file(path)), path)
+                rows.writerow([path, f"{file.hash.mode}={file.hash.value}", file.size])
+        rows.writerow([f"{info}/RECORD", "", ""])
+        wheel.writestr(f"{info}/RECORD", record.getvalue())
+
+
+@pytest.fixture(scope="module")
+def by_pip(built: tuple[Path, Path], metadata: Message, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder with the programs of an environment that `pip install 'readie[router,worker]' pytest` has made."""
+    folder = tmp_path_factory.mktemp("installed")
+    (folder / "wheels").mkdir()
+    for name in closure([*asked_for(metadata, "router", "worker"), Requirement("pytest")]):
+        make_wheel(name, folder / "wheels")
+    venv.create(folder / "environment", symlinks=True)
+    pip = [sys.executable, "-m", "pip", "--python", folder / "environment", "--quiet", "--disable-pip-version-check"]
+    only = ["--no-index", "--find-links", folder / "wheels", "--no-compile"]
+    done = run(*pip, "install", *only, f"{built[1]}[router,worker]", "pytest", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    yield folder / "environment" / "bin"
+    shutil.rmtree(folder)  # half a gigabyte
+
+
+def test_pip_installs_what_the_extras_ask_for(by_pip: Path, metadata: Message) -> None:
+    """No more and no less, by the names and versions of wheels alone."""
+    site = next(by_pip.parent.glob("lib/python3*/site-packages"))
+    there = {canonicalize_name(path.name.split("-")[0]) for path in site.glob("*.dist-info")}
+
+    assert there == {"readie", *closure([*asked_for(metadata, "router", "worker"), Requirement("pytest")])}
+
+
+def test_the_router_serves_from_what_pip_has_installed(by_pip: Path, tmp_path: Path) -> None:
+    """Its console script makes a database and serves it: a page, the files that it loads, and the API."""
+    (migrations,) = by_pip.parent.glob("lib/python3*/site-packages/migrations")
+    settings = {"DATABASE_URL": "duckdb:///made.duckdb", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    upgraded = run(by_pip / "readie-router", "upgrade", cwd=tmp_path, **settings)
+    revision = run(by_pip / "alembic", "-c", migrations / "alembic.ini", "current", cwd=tmp_path, **settings)
+    command = [str(by_pip / "readie-router"), "serve", "--port", "0"]
+    with subprocess.Popen(command, cwd=tmp_path, env=settings, stderr=subprocess.PIPE, text=True) as router:
+        try:
+            assert router.stderr is not None
+            log = ""
+            while not (port := re.search(r"port=(\d+)", log)):
+                line = router.stderr.readline()
+                assert line, log
+                log += line
+            with httpx.Client(base_url=f"http://127.0.0.1:{port[1]}", trust_env=False, timeout=30) as client:
+                page = client.get("/")
+                loaded = {path: client.get(path) for path in re.findall(r'(?:src|href)="(/static/[^"]*)"', page.text)}
+                workers = client.get("/v1/workers")
+        finally:
+            router.terminate()
+
+    assert (upgraded.returncode, upgraded.stdout) == (0, "The database is up to date.\n")
+    assert "(head)" in revision.stdout
+    assert (page.status_code, "<h1>Cluster</h1>" in page.text) == (200, True)
+    assert len(loaded) >= 5
+    assert [path for path, file in loaded.items() if file.status_code != 200 or not file.content] == []
+    assert (workers.status_code, workers.json()) == (200, [])
+
+
+def test_the_worker_runs_from_what_pip_has_installed(by_pip: Path, metadata: Message, tmp_path: Path) -> None:
+    """Its console script says the wheel's version."""
+    done = run(by_pip / "readie-worker", "--version", cwd=tmp_path)
+
+    assert (done.returncode, done.stdout) == (0, f"readie-worker {metadata['Version']}\n"), done.stderr
 
 
 # ---- the changelog ----

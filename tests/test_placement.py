@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from packaging.markers import default_environment
 from sqlalchemy import exc, text
 
+from app.api.calls import place_together
 from app.catalogue import import_catalogue
 from app.database import Database
+from app.keys import Asked
 from app.liveness import report_status
 from app.placement import place_call, place_calls
 from app.settings import RouterSettings
@@ -172,7 +174,7 @@ def test_calls_in_one_transaction_are_placed_as_one_after_the_other(
     for worker_id, worker in model.items():
         report(database, worker_id, worker.status)
     with database.transaction() as connection:
-        answers = place_calls(connection, database, router, calls)
+        answers = place_calls(connection, router, calls)
 
     for number, (request, answer) in enumerate(zip(calls, answers, strict=True)):
         expected = "bad-requirement" if request.packages else oracle.choose_worker(model, request, 700, 900_000)
@@ -197,7 +199,7 @@ def test_calls_in_one_transaction_keep_what_is_theirs(database: Database) -> Non
     ]
     asked = [msgspec.structs.replace(each, payload=bytes([number])) for number, each in enumerate(asked)]
     with database.transaction() as connection:
-        together = place_calls(connection, database, SETTINGS, asked)
+        together = place_calls(connection, SETTINGS, asked)
     alone = [place(database, each) for each in asked]
 
     for first, second in zip(together, alone, strict=True):
@@ -223,11 +225,9 @@ def test_threads_never_overcommit_a_worker(database: Database) -> None:
     outcomes: list[str] = []
 
     def place_some() -> None:
-        for _ in asked:
-            try:
-                outcomes.append(place(database, call()).placement.worker_id)
-            except NoCapacity:
-                outcomes.append("no-capacity")
+        for number in asked:
+            (placed,) = place_together(database, SETTINGS, [Asked(call_id=f"call{number}", request=call())])
+            outcomes.append(placed.placement.worker_id if isinstance(placed, CallPlaced) else str(placed.slug))
 
     threads = [threading.Thread(target=place_some) for _ in range(12)]
     for thread in threads:

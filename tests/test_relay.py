@@ -83,7 +83,7 @@ def test_a_router_whose_connection_is_cut_hears_again(
     there.put("/v1/workers/w", json=STATUS)
     polling = later(lambda: there.get("/v1/workers/w/placements", params={"wait": 50}).json())
     with database.transaction() as connection:
-        query = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+        query = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
         cut = connection.execute(text(f"{query} AND datname = current_database()")).all()
     assert len(cut) >= 2
     placed = here.post("/v1/calls", json=CALL).json()

@@ -73,7 +73,7 @@ def cut(cluster: Cluster, database_url: str) -> None:
     name = make_url(database_url).database
     with psycopg.connect(cluster.url.replace("+psycopg", ""), autocommit=True) as connection:
         connection.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
-        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
+        connection.execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s", [name])
 
 
 @pytest.fixture

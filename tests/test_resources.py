@@ -28,6 +28,7 @@ from readie.imports import imports_of_function
 from readie.manifest import CheckpointSpec, Manifest, read_manifest
 from readie.resources import Store, folder_of, hash_resources, in_order, is_resource, read_resources
 from tests import tiny
+from tests.pages import read_blocks
 from tests.sandboxes import Ran, run, site_packages
 from tests.test_end_to_end import running_router, running_worker
 from worker.fork import ForkRuntime
@@ -600,8 +601,8 @@ class TestLine:
 
     def test_figures_are_exclusive(self, items: dict[str, MeasuredItem]) -> None:
         """The model costs 50 ms, without the module of 60 ms that its loader imports, and the table of 100 ms."""
-        assert items["dataset:tiny/table"].seconds == pytest.approx(0.1, abs=0.03)
-        assert items["model:tiny"].seconds == pytest.approx(0.05, abs=0.03)
+        assert 0.06 < items["dataset:tiny/table"].seconds < 0.2  # brought to one pace, it may be less than the clock's
+        assert 0.03 < items["model:tiny"].seconds < 0.1
         assert items["model:tiny"].size_mb < 1
         assert items["lazily"].size_mb == pytest.approx(5, abs=1)
 
@@ -785,6 +786,17 @@ class TestReal:
 
         assert restored.value == pytest.approx([0.695, 0.943, 0.257], abs=0.001)
         assert cold.value == restored.value
+
+    def test_the_example_of_the_page_runs(self, real: ForkRuntime) -> None:
+        """It names its dataset, so that a checkpoint can hold it, and trees of some depth know the irises apart."""
+        blocks = read_blocks(ROOT / "docs" / "resources.md")
+        (block,) = [block for block in blocks if block.language == "python"]
+        page: dict[str, Any] = {"__name__": "__main__"}
+        exec(block.text, page)
+        ran = call(real, page["accuracy"].__wrapped__, 3, spec=load(real, "dataset:sklearn/iris"))
+
+        assert page["accuracy"].request(3).modules.count("dataset:sklearn/iris") == 1
+        assert ran.value > 0.9
 
 
 def test_the_committed_declarations_are_valid() -> None:

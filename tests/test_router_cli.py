@@ -23,13 +23,13 @@ from sqlalchemy import make_url
 from app.catalogue import import_catalogue
 from app.cli import main
 from app.database import Database, open_database
-from app.lease import accept_placements, end_placements
+from app.lease import Taker, accept_placements, end_placements
 from app.liveness import report_status
 from app.placement import place_call
 from app.settings import RouterSettings
 from readie.flavor import Flavor
 from readie.wire import CallRequest, Phases, Result, Started, WorkerStatus
-from tests.catalogues import make_worked_example, read, write
+from tests.catalogues import make_checkpoint, make_document, make_item, make_worked_example, read, write
 from tests.routers import SETTINGS, ask, serving
 
 ROOT = Path(__file__).parent.parent
@@ -99,7 +99,7 @@ def called(database: Database, database_url: str) -> str:
     ended = place("w", function="train", cold=True)
     result = Result(outcome="returned", started=Started(how="cold"), phases=Phases(ready=0.5))
     with database.transaction() as connection:
-        assert accept_placements(connection, [(ended, "w")]) == [None]
+        assert accept_placements(connection, [Taker(ended, "w")]) == [None]
         end_placements(connection, [(ended, result)])
         report_status(connection, "w", msgspec.structs.replace(STATUS, state="removed"))
     place("v", function=PARSE, session_id="notebook-7", memory=2**30)
@@ -144,6 +144,27 @@ def test_explain_says_what_becomes_of_packages(cli: Any, filled: str) -> None:
 
     assert "dist: skipped, 1.0 is there" in run.out
     assert "requests: installed for the call, the root filesystem does not have it" in run.out
+
+
+@pytest.mark.parametrize("kind", ["duckdb"], indirect=True)
+def test_names_are_shown_as_they_are(cli: Any, database: Database, database_url: str) -> None:
+    """Keys, ids of checkpoints, workers and sessions, whatever is in them: no markup, no command to a terminal."""
+    keys = ["numpy", "dataset:x[/y]", "model:[bold]z"]
+    checkpoints = [make_checkpoint("[red]held", ["numpy"])]
+    import_catalogue(database, read(make_document({key: make_item() for key in keys}, checkpoints)))
+    with database.transaction() as connection:
+        report_status(connection, "[/w]", STATUS)
+        request = CallRequest(payload=b"", python="3.11", session_id="[link]s")
+        place_call(connection, database, RouterSettings(), request)
+    database.close()
+    explained = cli("explain", *keys, "[/n]\x1b[2J", DATABASE_URL=database_url)
+    listed = cli("workers").out + cli("sessions").out
+
+    assert explained.code == 0
+    for name in ["dataset:x[/y]", "model:[bold]z", "[red]held lacks", "[/n]\ufffd[2J: matches no item"]:
+        assert name in explained.out
+    for name in ["[/w]", "[link]s"]:
+        assert name in listed
 
 
 def test_json_is_the_answer_of_the_api(cli: Any, filled: str) -> None:
@@ -454,7 +475,7 @@ def test_a_router_serves_until_it_is_told_to_stop(cli: Any, kind: str, database_
         polls: list[httpx.Response] = []
         agent = threading.Thread(target=lambda: polls.append(ask("GET", f"{url}/v1/workers/w/placements?wait=60")))
         agent.start()
-        time.sleep(0.5)
+        time.sleep(2)
         stopped_at = time.monotonic()
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0

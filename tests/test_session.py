@@ -15,7 +15,7 @@ from app import liveness
 from app.api.workers import read_workers
 from app.catalogue import import_catalogue
 from app.database import Database
-from app.lease import accept_placements, cancel_call, end_placements, end_session, find_orders
+from app.lease import Taker, accept_placements, cancel_call, end_placements, end_session, find_orders
 from app.liveness import expire_unreported, prune, report_status, sweep
 from app.placement import place_call, place_calls
 from app.session import stop_waiting
@@ -95,7 +95,7 @@ def place(database: Database, session_id: str | None = "s", **asked: Any) -> Cal
 def place_all(database: Database, **asked: CallRequest) -> list[str]:
     """Places calls with these ids in one transaction; where each went, or why it was refused."""
     with database.transaction() as connection:
-        answers = place_calls(connection, database, SETTINGS, list(asked.values()), list(asked))
+        answers = place_calls(connection, SETTINGS, list(asked.values()), list(asked))
     return [each.placement.worker_id if isinstance(each, CallPlaced) else each.slug for each in answers]
 
 
@@ -105,7 +105,7 @@ def accept(database: Database, placed: CallPlaced) -> CallPlaced:
 
 
 def accept_in(connection: Connection, placed: CallPlaced) -> CallPlaced:
-    assert accept_placements(connection, [(placed.placement.placement_id, placed.placement.worker_id)]) == [None]
+    assert accept_placements(connection, [Taker(placed.placement.placement_id, placed.placement.worker_id)]) == [None]
     return placed
 
 
@@ -571,7 +571,7 @@ def test_a_database_that_stood_still_says_of_no_worker_that_it_is_silent(
         with database.transaction() as connection:
             connection.execute(text("LOCK TABLE workers IN ACCESS EXCLUSIVE MODE"))
             locked.set()
-            time.sleep(1.0)
+            time.sleep(3.0)
 
     holder = threading.Thread(target=stand_still)
     holder.start()
@@ -658,7 +658,7 @@ def test_a_first_call_that_nobody_accepts_is_placed_anew(database: Database) -> 
     assert (assignment.call_id, assignment.session_id, assignment.continues) == (first.call_id, "s", False)
     assert place_all(database, b=call()) == ["session-busy"]
     with database.transaction() as connection:
-        accept_placements(connection, [(assignment.placement_id, "other")])
+        accept_placements(connection, [Taker(assignment.placement_id, "other")])
         end_placements(connection, [(assignment.placement_id, RETURNED)])
     assert place_all(database, b=call()) == ["other"]
 

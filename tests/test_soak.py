@@ -11,9 +11,12 @@ from tests.routers import ROOT
 
 @pytest.mark.timeout(300)
 def test_a_minute_of_calls_while_things_are_killed() -> None:
-    """No call is lost, runs twice or ends as it may not; no worker has more than it has room for; `check` finds nothing."""
+    """No call is lost, runs twice or ends as it may not; no worker has more than it has room for; `check` finds nothing.
+
+    There are more clients than there is room for calls.
+    """
     options = ["--seconds", "60", "--kill-every", "10", "--routers", "2", "--agents", "4", "--clients", "6"]
-    command = [sys.executable, "-m", "benchmarks.soak", *options, "--pause", "0.3"]
+    command = [sys.executable, "-m", "benchmarks.soak", *options, "--room", "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
     assert done.stdout, done.stderr

@@ -25,7 +25,7 @@ from app.application import create_app
 from app.catalogue import import_catalogue
 from app.cli import main
 from app.database import Database, migrate
-from app.lease import accept_placements, end_placements
+from app.lease import Taker, accept_placements, end_placements
 from app.liveness import report_status
 from app.parsing import check_query
 from app.placement import place_call
@@ -97,7 +97,7 @@ def fill(database: Database) -> None:
             started = Started(how="cold" if options.get("cold") else "restored")
             result = Result(outcome="returned", started=started, phases=Phases(ready=ready))
             with database.transaction() as connection:
-                assert accept_placements(connection, [(placement.placement_id, "w")]) == [None]
+                assert accept_placements(connection, [Taker(placement.placement_id, "w")]) == [None]
                 end_placements(connection, [(placement.placement_id, result)])
     row = {"request_id": "mine~1", "asked_at": "2030-01-01T00:00:00+00:00", "address": "127.0.0.1", "status": 201}
     row |= {"action": "activateCatalogue", "target": "/v1/catalogues/1/activate"}
@@ -496,6 +496,40 @@ def test_what_the_database_says_is_passed_on(database: Database) -> None:
     """A column that is not there, by name."""
     with pytest.raises(BadQuery, match="nope"):
         ask(database, "SELECT nope FROM package_costs")
+
+
+def test_numbers_that_json_does_not_have_are_text(database: Database, kind: str) -> None:
+    """What is no number, what has no end, and whole numbers that are too long for most readers; to the last digit."""
+    query = "SELECT CAST('Infinity' AS double precision) AS a, CAST('NaN' AS double precision) AS b, "
+    answer = ask(database, query + f"{'9' * 30} AS c, 2.50 AS d")
+
+    assert answer == [("Infinity", "NaN", "9" * 30, 2.5)]
+    if kind == "postgresql":
+        query = "SELECT CAST('-Infinity' AS numeric) AS a, CAST('NaN' AS numeric) AS b, CAST('1e5000' AS numeric) AS c"
+        assert ask(database, query) == [("-Infinity", "NaN", "1" + "0" * 5000)]
+
+
+def test_values_that_python_does_not_have_are_refused(database: Database) -> None:
+    """By name, and not as a fault of the router."""
+    with pytest.raises(BadQuery, match=r"(?i)overflow|magnitude"):
+        ask(database, "SELECT CAST('5000000 years' AS interval) AS a")
+
+
+def test_an_answer_has_a_limit_of_bytes(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few rows it has: short text doubles to much. The next answer is not held up by it."""
+    monkeypatch.setattr("app.database.MOST_ANSWER", 1_000_000)
+
+    def double(times: int) -> str:
+        steps = [f"c0 AS (SELECT CAST('{'x' * 1000}' AS text) AS a)"]
+        steps += [f"c{n + 1} AS (SELECT a || a AS a FROM c{n})" for n in range(times)]
+        return f"WITH {', '.join(steps)} SELECT a FROM c{times}"
+
+    assert len(ask(database, double(9))[0][0]) == 512_000
+    with pytest.raises(BadQuery, match="its answer has more than 1 MB"):
+        ask(database, double(10))
+    with pytest.raises(BadQuery, match="its answer has more than 1 MB"):
+        ask(database, f"SELECT a.a FROM ({double(9)}) AS a CROSS JOIN (SELECT 1 AS b UNION ALL SELECT 2) AS b")
+    assert run_query(database, SqlRequest(query="SELECT 1 AS a, 2 AS a LIMIT 0")).columns == ["a", "a"]
 
 
 # ---- how it is asked ----

@@ -64,11 +64,11 @@ class TestReality:
     """What is imported for real, against made-up measurements."""
 
     def test_a_prediction_that_holds_is_no_outlier(self, verified: Verification) -> None:
-        """A sleep of 50 ms takes that and little more, whatever else the machine does."""
+        """A sleep of 50 ms takes that, whatever else the machine does."""
         steady = next(one for one in verified.checked if one.modules == ("steady",))
 
         assert steady.predicted_s == 0.05
-        assert 0.05 <= steady.clock_s < 0.07
+        assert 0.05 <= steady.clock_s < 0.3
         assert ("steady",) not in {one.modules for one in verified.outliers if one.unit == "MB"}
 
     def test_a_figure_that_is_wrong_is_named(self, verified: Verification) -> None:

@@ -44,6 +44,8 @@ from readie.flavor import Flavor, check_gpu
 from readie.logs import log_to_stderr
 from readie.manifest import Description
 from readie.wire import (
+    MAX_SECONDS,
+    REPORT_SECONDS,
     Assignment,
     HeldGeneration,
     Orders,
@@ -80,7 +82,6 @@ from worker.settings import WorkerSettings, read_worker_settings
 from worker.specification import Limits
 from worker.wheels import Sources, fetch_wheels
 
-REPORT_S = 10.0
 SETTLE_S = 0.05  # changes that come together are reported together
 LATER_S = 1.0  # for the beginning and end of a call: its placement and result have told of them
 POLL_S = 20.0
@@ -145,6 +146,7 @@ class Agent:
         self.absent: dict[tuple[str, str], str] = {}  # held, but not to be restored now: why
         self.failures: Counter[tuple[str, str]] = Counter()
         self.runs: dict[str, Run] = {}
+        self.telling: set[str] = set()  # placements that have ended, and whose results are on their way
         self.sessions: dict[str, Session] = {}
         self.changed = threading.Event()  # something to report
         self.passed = False  # something to report that can wait a little
@@ -393,7 +395,7 @@ class Agent:
             else:
                 self.note_back()
                 self.reported.set()
-                due = time.monotonic() + REPORT_S
+                due = time.monotonic() + REPORT_SECONDS
 
     def note_away(self, error: ReadieError) -> None:
         if self.away != error.slug and not self.closing:
@@ -438,7 +440,9 @@ class Agent:
             self.changed.set()  # of one that this worker does not have, its report says so
         for assignment in orders.run:
             with self.lock:
-                if assignment.placement_id in self.runs or self.stopping.is_set():
+                # Answers may cross: one that still names a placement can come when that has ended here.
+                known = assignment.placement_id in self.runs or assignment.placement_id in self.telling
+                if known or self.stopping.is_set():
                     continue
                 run = Run(assignment, arrived, assignment.memory, Stop())
                 self.runs[run.placement_id] = run
@@ -454,10 +458,10 @@ class Agent:
             started.append(run)
         for placement_id in orders.cancel:
             with self.lock:
-                known = self.runs.get(placement_id)
-            news |= known is None or known.stop.problem is None
-            if known:
-                known.stop.set(CallCancelled(f"{known.assignment.call_id} was cancelled"))
+                running = self.runs.get(placement_id)
+            news |= running is None or running.stop.problem is None
+            if running:
+                running.stop.set(CallCancelled(f"{running.assignment.call_id} was cancelled"))
             else:
                 self.send_result(
                     placement_id,
@@ -476,44 +480,65 @@ class Agent:
             self.settings.max_output,
         )
         result: Result | None
+        accepted = self.start_accepting(run)
         try:
-            accepted = self.accepting.submit(self.accept, run)
-            result = self.execute(run, sender, accepted.result)
+            result = self.execute(run, sender, accepted)
         except Dropped:
             result = None
         except Exception as error:  # a fault of the worker's own must not leave the caller waiting
             log.exception("call failed in the worker", call_id=assignment.call_id)
             result = ended_result(SandboxFailed(f"the worker failed: {type(error).__name__}: {error}"))
-        run.settled.set()
+        if not accepted():  # also where it failed before that was asked: it is somebody else's to end
+            result = None
         sender.finish()
-        self.leave(run)  # told together with the result, or before: the router counts no memory twice
-        if result is not None:
-            queued = msgspec.structs.replace(result.phases, queue=assignment.queue)
-            result = msgspec.structs.replace(result, phases=queued, python=result.python or self.python_minor)
-            self.send_result(run.placement_id, result)
-            log.info(
-                "call ended",
-                call_id=assignment.call_id,
-                function=assignment.function,
-                outcome=result.outcome,
-                started=result.started.how if result.started else None,
-                checkpoint=result.started.checkpoint_id if result.started else None,
-                ready_s=round(result.phases.ready, 4),
-                run_s=round(result.phases.run, 4),
-            )
+        with self.lock:
+            self.telling.add(run.placement_id)
+        try:
+            self.leave(run)  # told together with the result, or before: the router counts no memory twice
+            if result is not None:
+                self.tell(run, result)
+        finally:
+            with self.lock:
+                self.telling.discard(run.placement_id)
         self.note_call(run)
         run.stop.close()
         with self.idle:
             self.idle.notify_all()
+
+    def tell(self, run: Run, result: Result) -> None:
+        """Sends a call's result, and logs it."""
+        queued = msgspec.structs.replace(result.phases, queue=run.assignment.queue)
+        result = msgspec.structs.replace(result, phases=queued, python=result.python or self.python_minor)
+        self.send_result(run.placement_id, result)
+        log.info(
+            "call ended",
+            call_id=run.assignment.call_id,
+            function=run.assignment.function,
+            outcome=result.outcome,
+            started=result.started.how if result.started else None,
+            checkpoint=result.started.checkpoint_id if result.started else None,
+            ready_s=round(result.phases.ready, 4),
+            run_s=round(result.phases.run, 4),
+        )
+
+    def start_accepting(self, run: Run) -> Callable[[], bool]:
+        """Accepts a placement meanwhile; what is given waits for that, and says whether it is to be run."""
+        try:
+            return self.accepting.submit(self.accept, run).result
+        except RuntimeError:  # no thread is to be had
+            granted = self.accept(run)
+            return lambda: granted
 
     def accept(self, run: Run) -> bool:
         """Tells the router that this worker runs the placement; False if it is not to.
 
         However long the router is away: it may have accepted, and its answer got lost. Then nobody else runs the call.
         """
+        # One for a restore that fails, one until a cold sandbox answers, or a session's is free, one for all the rest.
+        start_s = min(3 * self.settings.start_timeout, MAX_SECONDS)
         try:
             persist(
-                lambda: self.router.accept(run.placement_id, self.incarnation),
+                lambda: self.router.accept(run.placement_id, self.incarnation, start_s),
                 lambda: bool(run.stop.problem) or self.stopping.is_set(),
             )
         except ReadieError as error:

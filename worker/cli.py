@@ -11,7 +11,16 @@ from uuid import uuid4
 import msgspec
 import typer
 
-from readie.command_line import JsonOption, add_version, print_json, report_checks, run_command_line, waiting
+from readie.command_line import (
+    JsonOption,
+    add_version,
+    plain,
+    print_json,
+    report_checks,
+    run_command_line,
+    say,
+    waiting,
+)
 from readie.errors import BadFile, BadRequest, UsageError
 from readie.flavor import Flavor, parse_flavor
 from readie.manifest import read_spec
@@ -66,7 +75,7 @@ def describe(
         print_json(description)
         return
     for field, value in msgspec.structs.asdict(description.host).items():
-        print(f"{field:16} {value}")
+        print(f"{field:16} {plain(str(value))}")
     print(f"{'memory source':16} {description.memory_source}")
     print(f"{'preload':16} {len(description.preload)} modules of the standard library")
 
@@ -102,8 +111,7 @@ def probe(
             answer = measure(running, request, timeout=timeout, memory=limit)
             if answer["network"] == "host" and not warned:
                 warned = True
-                text = "imports are measured with the host's network and files: isolating them needs root or namespaces"
-                print(text, file=sys.stderr)
+                say("imports are measured with the host's network and files: isolating them needs root or namespaces")
             sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
             sys.stdout.buffer.flush()
 
@@ -143,14 +151,14 @@ def save(
         answer = {"ok": True, "checkpoint_id": wanted.checkpoint_id, **msgspec.structs.asdict(saved)}
         print_json(answer)
     else:
-        print(f"{wanted.checkpoint_id}: {saved.measured_mb:.1f} MB in {saved.seconds:.2f} s")
+        print(f"{plain(wanted.checkpoint_id)}: {saved.measured_mb:.1f} MB in {saved.seconds:.2f} s")
 
 
 def fail(as_json: bool, failure: dict[str, Any], text: str) -> NoReturn:
     """Ends a command that ran and did not succeed."""
     if as_json:
         print_json({"ok": False, "failure": failure})
-    print(f"readie-worker: {text}", file=sys.stderr)
+    say(f"readie-worker: {text}")
     raise typer.Exit(1)
 
 

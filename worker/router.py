@@ -49,9 +49,10 @@ class Router:
         answer = self.ask("GET", f"/v1/workers/{self.worker_id}/placements?wait={wait:g}", read_s=wait + 30.0)
         return read_answer(answer, Orders)
 
-    def accept(self, placement_id: str, incarnation: str) -> None:
+    def accept(self, placement_id: str, incarnation: str, start_s: float) -> None:
+        """`start_s`: seconds that it may take until the function runs."""
         who = f"worker_id={self.worker_id}&incarnation={incarnation}"
-        self.ask("POST", f"/v1/placements/{placement_id}/accept?{who}")
+        self.ask("POST", f"/v1/placements/{placement_id}/accept?{who}&start={start_s:g}")
 
     def output(self, placement_id: str, output: Output) -> None:
         self.ask("POST", f"/v1/placements/{placement_id}/output", output)

@@ -569,15 +569,18 @@ def run_in(talk: Talk, call: Call, ties: Ties, *, arrived: float, restore: float
             talk.begin(call, ties)
         ties.on_start(talk.sandbox.memory())
         late = SandboxFailed(f"the function did not start within {call.start_timeout:g} s: its imports take longer")
+        start_by = time.monotonic() + call.start_timeout
         if ties.fetch:
-            installed = install(talk, ties.fetch, call.start_timeout)
+            installed = install(talk, ties.fetch, start_by, call.start_timeout)
         talk.send({"type": "prepare", "modules": call.modules})
-        prepared, _ = talk.next_frame(call.start_timeout, late)
+        prepared, _ = talk.next_frame(start_by - time.monotonic(), late)
         imports = float(prepared["imports_s"])
+        asked = time.monotonic()
         if not ties.permit():
             raise Dropped
+        start_by += time.monotonic() - asked  # that the router was away is not the sandbox's
         talk.send({"type": "call", "python": call.python, "max_payload": call.max_payload}, call.payload)
-        header, payload = talk.next_frame(call.start_timeout, late)
+        header, payload = talk.next_frame(start_by - time.monotonic(), late)
         ready = time.monotonic() - arrived
         if header["type"] == "ready":
             header, payload = talk.next_frame(call.timeout, CallTimeout(f"it ran longer than {call.timeout:g} s"))
@@ -596,14 +599,18 @@ def run_in(talk: Talk, call: Call, ties: Ties, *, arrived: float, restore: float
     return msgspec.structs.replace(result, python=talk.python, phases=phases)
 
 
-def install(talk: Talk, fetch: Callable[[Folder], list[str]], within: float) -> float:
-    """Fetches wheels and has the executor install them; seconds. Raises `InstallFailed` with the installer's output."""
+def install(talk: Talk, fetch: Callable[[Folder], list[str]], start_by: float, within: float) -> float:
+    """Fetches wheels and has the executor install them; seconds. Raises `InstallFailed` with the installer's output.
+
+    It has to be done by `start_by`, by time.monotonic(), and there were `within` seconds for that.
+    """
     started = time.monotonic()
     requirements = fetch(talk.sandbox.folder)
     if not requirements:  # all of it is there, with what it needs
         return time.monotonic() - started
     talk.send({"type": "install", "requirements": requirements})
-    answer, _ = talk.next_frame(within, InstallFailed(f"installing took longer than {within:g} s"))
+    late = InstallFailed(f"installing took longer than {within:g} s")
+    answer, _ = talk.next_frame(start_by - time.monotonic(), late)
     if not answer["ok"]:
         raise InstallFailed(printable(str(answer["output"])), "The output of pip above says why.")
     return time.monotonic() - started

@@ -46,7 +46,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     runtime: Literal["fork", "runsc"] = "fork"  # fork: forked processes, no isolation. runsc: gVisor
     max_payload: Bytes = Bytes(MAX_PAYLOAD)  # of a call and of a result
     max_output: Bytes = Bytes(10 * 1024 * 1024)  # of what one call prints; what is beyond is dropped
-    start_timeout: Duration = 120.0  # until a function starts: restore or cold start, and imports
+    start_timeout: Duration = 120.0  # until a sandbox answers, and then until the function starts: install, imports
     load_timeout: Duration = 300.0  # of making a checkpoint ready to restore
     sandbox_idle_ttl: Duration = 300.0  # how long a session's sandbox lives without a call
     sandbox_cpus: Annotated[

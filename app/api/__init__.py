@@ -33,6 +33,7 @@ from litestar.typing import FieldDefinition
 from app.database import Database
 from app.groups import Groups
 from app.keys import Asked
+from app.lease import Taker
 from app.metrics import Metrics
 from app.settings import RouterSettings
 from app.waiting import WakeUps
@@ -81,7 +82,7 @@ class Serving:
     naming: Groups[Flavor | str, str | None]  # a flavor or a SHA-256; the SHA-256 of its catalogue, if there is one
     explaining: Groups[ExplainRequest, Explanation]
     placing: Groups[Asked, CallPlaced]
-    accepting: Groups[tuple[str, str, str | None], None]  # placement, worker, the incarnation of its agent
+    accepting: Groups[Taker, None]
     named: dict[str, tuple[int | None, str | None]] = field(default_factory=dict)  # the database's version too
     were_read: deque[str] = field(default_factory=deque)  # calls whose ends were read, to be written down
     ending: Groups[tuple[str, Result], list[str]]  # placement and its result; topics of who waits for that

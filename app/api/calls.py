@@ -20,7 +20,7 @@ from app.database import Database
 from app.explain import explain_calls, remembered
 from app.keys import Asked, answer_again, remember_answers
 from app.lease import cancel_call
-from app.placement import PLACEMENTS, place_calls, placement_of
+from app.placement import PLACEMENTS, Chooser, place_calls, placement_of
 from app.session import stop_waiting
 from app.settings import RouterSettings
 from app.sql import statement
@@ -133,7 +133,7 @@ def _other_than(kinds: tuple[type[PlacementError], ...]) -> Callable[[object], b
 
 
 def place_together(
-    database: Database, settings: RouterSettings, asked: Sequence[Asked]
+    database: Database, settings: RouterSettings, asked: Sequence[Asked], choose: Chooser | None = None
 ) -> list[CallPlaced | ReadieError]:
     """Places a group of calls in one transaction; those whose key has come before are answered as then."""
     answers: dict[int, CallPlaced | ReadieError] = {}
@@ -147,7 +147,7 @@ def place_together(
                     first.setdefault(each.call_id if each.key is None else each.key, (number, each))
             numbers, calls = [number for number, _ in first.values()], [each for _, each in first.values()]
             requests, call_ids = [each.request for each in calls], [each.call_id for each in calls]
-            placed = place_calls(connection, database, settings, requests, call_ids) if calls else []
+            placed = place_calls(connection, settings, requests, call_ids, choose) if calls else []
             remember_answers(connection, list(zip(calls, placed, strict=True)))
             answers |= zip(numbers, placed, strict=True)
     return [answers[number] for number in range(len(asked))]

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from app.api import PROBLEMS, FlavorQuery, Serving
 from app.api.calls import Offset, Wait
 from app.database import Database
-from app.lease import accept_placements, add_output, end_placements, find_orders
+from app.lease import START_SECONDS, Taker, accept_placements, add_output, end_placements, find_orders
 from app.liveness import expire_unreported, report_status
 from app.sql import statement
 from app.waiting import call_topic, worker_topic
@@ -23,6 +23,7 @@ from readie.units import ns_to_seconds
 from readie.wire import (
     IDENTIFIER,
     MAX_NAME,
+    MAX_SECONDS,
     HeldGeneration,
     Orders,
     Output,
@@ -71,18 +72,18 @@ async def accept(
     worker_id: Annotated[str, QueryParameter(pattern=IDENTIFIER)],
     serving: NamedDependency[Serving],
     incarnation: Annotated[str | None, QueryParameter(max_length=MAX_NAME, description="the agent's own")] = None,
+    start: Annotated[
+        float, QueryParameter(ge=0, le=MAX_SECONDS, description="seconds that it may take until the function runs")
+    ] = START_SECONDS,
 ) -> None:
     """The agent of this worker runs the placement, and nobody else; to say so twice is fine."""
-    await serving.accepting.ask((placement_id, worker_id, incarnation))
+    await serving.accepting.ask(Taker(placement_id, worker_id, incarnation, start))
 
 
-def accept_together(
-    database: Database, asked: Sequence[tuple[str, str, str | None]]
-) -> Sequence[UnknownPlacement | PlacementTaken | None]:
-    """Accepts a group of placements, each with its worker and that one's agent, in one transaction."""
-    pairs = [(placement_id, worker_id) for placement_id, worker_id, _ in asked]
+def accept_together(database: Database, takers: Sequence[Taker]) -> Sequence[UnknownPlacement | PlacementTaken | None]:
+    """Accepts a group of placements in one transaction."""
     with database.transaction() as connection:
-        return accept_placements(connection, pairs, [incarnation for _, _, incarnation in asked])
+        return accept_placements(connection, takers)
 
 
 @post(

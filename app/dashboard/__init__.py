@@ -20,6 +20,7 @@ from app.api import Serving
 from app.dashboard import calls, catalogue, cluster, explain, sign_in, sql
 from app.dashboard.cluster import ClusterWatch
 from app.dashboard.render import HEADERS, STATIC, page
+from app.dashboard.sign_in import MOST_NEXT, URL_CHARACTERS
 from readie.errors import NotFound, Unauthorized
 from readie.wire import Problem
 
@@ -43,7 +44,8 @@ def make_dashboard(serving: Serving, check_rate: Guard, answer_problem: Answer) 
         problem = msgspec.json.decode(known.content, type=Problem)
         in_part = "hx-request" in request.headers
         if isinstance(error, Unauthorized):
-            to = f"/sign-in?next={quote(request.url.path)}" if request.method == "GET" and not in_part else "/sign-in"
+            comes_back = request.method == "GET" and not in_part
+            to = f"/sign-in?next={quote(_target_of(request))}" if comes_back else "/sign-in"
             if in_part:  # the page around it is to go there
                 return Response("", status_code=401, headers={**HEADERS, "HX-Redirect": to})
             if request.url.path != "/events":  # which no page could follow
@@ -78,6 +80,12 @@ def make_dashboard(serving: Serving, check_rate: Guard, answer_problem: Answer) 
         request_max_body_size=MOST_BODY,
         include_in_schema=False,
     )
+
+
+def _target_of(request: Request[Any, Any, Any]) -> str:
+    """The page that was asked for, with its query where that is not too long to come back to."""
+    path, query = quote(request.url.path), quote(request.scope["query_string"], safe=URL_CHARACTERS)
+    return f"{path}?{query}" if query and len(path) + len(query) < MOST_NEXT else path
 
 
 @get("/static/{name:str}", operation_id="readStatic", sync_to_thread=False)

@@ -94,7 +94,8 @@ def show_call(call_id: FromPath[str], database: NamedDependency[Database]) -> Re
         modules = connection.execute(statement("modules_with_items"), asked).all()
         packages = connection.execute(statement("packages_with_reasons"), asked).all()
     end = None if call.result is None else msgspec.msgpack.decode(call.result, type=_End)
-    explain = urlencode({"asked": " ".join(row.module for row in modules), "flavor": call.worker_flavor or "cpu"})
+    asked_again = [*(("module", row.module) for row in modules), ("flavor", call.worker_flavor or "cpu")]
+    explain = urlencode(asked_again)
     return page(
         "call.html",
         call=call,
@@ -109,12 +110,16 @@ def show_call(call_id: FromPath[str], database: NamedDependency[Database]) -> Re
 def _timeline(call: Row[Any], end: _End | None) -> Timeline:
     predicted: list[tuple[str, str, float]] = []
     if call.predicted_ready_ns is not None:
-        size_ns = call.size_ns or 0
-        predicted = [
-            ("fixed part", "s5", call.predicted_ready_ns - call.cost_ns),
-            ("size of the checkpoint", "s1", size_ns),
-            ("imports that it lacks" if call.checkpoint_id else "imports", "s2", call.cost_ns - size_ns),
-        ]
+        predicted = [("fixed part", "s5", call.predicted_ready_ns - call.cost_ns)]
+        if call.checkpoint_id is None:
+            predicted += [("imports", "s2", call.cost_ns)]
+        elif call.size_ns is None:  # the catalogue is forgotten that priced its size
+            predicted += [("size of the checkpoint and imports that it lacks", "s1", call.cost_ns)]
+        else:
+            predicted += [
+                ("size of the checkpoint", "s1", call.size_ns),
+                ("imports that it lacks", "s2", call.cost_ns - call.size_ns),
+            ]
     measured: list[tuple[str, str, float]] = []
     after: list[tuple[str, str, float]] = []
     queue: list[tuple[str, str, float]] = []

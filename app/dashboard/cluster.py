@@ -32,6 +32,9 @@ INTERVAL: Final = 1.0
 #: Seconds of silence after which a comment says that the connection is there.
 KEEP_ALIVE: Final = 15.0
 
+#: The part that says whether the others are of now.
+STATE: Final = "state"
+
 #: Workers and calls that the page lists; the totals are over all.
 MOST_LISTED: Final = 100
 
@@ -82,7 +85,7 @@ def _sum_up(flavor: Flavor, workers: Sequence[Row[Any]]) -> Totals:
 
 @dataclass
 class ClusterWatch:
-    """The parts of the page as they were read last, and who waits for the next."""
+    """The parts of the page as they were read last for those who watch now, and who waits for the next."""
 
     database: Database
     wake_ups: WakeUps
@@ -116,17 +119,18 @@ class ClusterWatch:
             if not self._watchers and self._reading is not None:
                 self._reading.cancel()
                 self._reading = None
+                self.parts = {}  # who comes later is not told of what was
 
     async def _read_on(self) -> None:
         while not self.wake_ups.closed:
             try:
-                parts = await sync_to_thread(read_cluster, self.database)
-            except Exception as error:  # noqa: BLE001 - the page keeps what it has, the next look may succeed
+                parts = {STATE: "Live"} | await sync_to_thread(read_cluster, self.database)
+            except Exception as error:  # noqa: BLE001 - pages keep what they have, and say that it is old
                 log.warning("cluster was not read", reason=str(error).partition("\n")[0])
-            else:
-                if parts != self.parts:
-                    self.parts = parts
-                    self._tell()
+                parts = {STATE: "Out of date: the database is not read"}
+            if parts != self.parts:
+                self.parts = parts
+                self._tell()
             await asyncio.sleep(INTERVAL)
         self._tell()
 

@@ -1,6 +1,9 @@
 """The page that explains: from code or names of modules to what every option would cost."""
 
+import json
 import re
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from keyword import iskeyword
 from typing import Annotated, Any
@@ -9,7 +12,7 @@ import msgspec
 from litestar import Response, get, post
 from litestar.concurrency import sync_to_thread
 from litestar.di import NamedDependency
-from litestar.params import QueryParameter
+from litestar.params import FromQuery, QueryParameter
 from sqlalchemy import Row
 
 from app.api import Serving, WireRequest, check_text
@@ -27,7 +30,9 @@ from readie.wire import MAX_MODULES, MAX_NAME, ExplainRequest, Explanation, Opti
 #: Characters of code that are taken: to parse them takes some 30 times as much memory.
 MOST_CODE = 200_000
 
-_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*|(dataset|model|tokenizer):\S+")
+#: A name as people type it, and what a list of names is made of: such names, and in quotes any others.
+_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*|(dataset|model|tokenizer):[^\s,]+")
+_WORD = re.compile(r'"(?:[^"\\]|\\.)*"|[^\s,]+')
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,7 @@ class Asked:
     memory: str
     modules: list[str]
     is_code: bool
+    left_out: int  # modules that the code asks for besides
 
 
 @dataclass(frozen=True)
@@ -51,32 +57,57 @@ class Priced:
 
 def find_modules(text: str) -> tuple[list[str], bool]:
     """The modules that a text names, or, where it is code, imports; and whether it is. Raises `BadRequest`."""
-    words = text.replace(",", " ").split()
-    if all(_NAME.fullmatch(word) and not iskeyword(word) for word in words):
-        found = sorted(set(words))
-    else:
+    names = _read_names(text)
+    if names is None:
         asked = imports_of_source(text, "the code")
         if asked.errors:
             raise BadRequest(
                 f"it is neither a list of modules nor Python: {asked.errors[0].message}",
                 "Write names, such as pandas sklearn.svm, or paste code that Python can parse.",
             )
-        return sorted(asked.names | asked.resources)[:MAX_MODULES], True
-    if any(len(name) > MAX_NAME for name in found) or len(found) > MAX_MODULES:
+        return sorted(asked.names | asked.resources), True
+    if any(len(name) > MAX_NAME for name in names) or len(names) > MAX_MODULES:
         raise BadRequest(f"names have {MAX_NAME} characters at most, and there are {MAX_MODULES} at most")
-    return found, False
+    return sorted(names), False
+
+
+def _read_names(text: str) -> set[str] | None:
+    """The names of a list of them, with blanks or commas between; None: it is no such list. Raises `BadRequest`."""
+    names = set()
+    for word in _WORD.findall(text):
+        name = word
+        if word.startswith('"'):
+            with suppress(ValueError):
+                name = json.loads(word)
+            check_text(name)
+        if not name or (name == word and not _is_plain(word)):
+            return None
+        names.add(name)
+    return names
+
+
+def write_names(names: Iterable[str]) -> str:
+    """A list of names that `find_modules` reads: those that are not plain are in quotes, as in JSON."""
+    return " ".join(name if _is_plain(name) else json.dumps(name, ensure_ascii=False) for name in names)
+
+
+def _is_plain(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None and not iskeyword(name)
 
 
 @get("/explain", operation_id="showExplain")
 async def show_explain(
+    *,
     request: WireRequest,
     serving: NamedDependency[Serving],
     asked: Annotated[str, QueryParameter(max_length=16_000)] = "",
+    module: FromQuery[list[str] | None] = None,
     flavor: Annotated[str, QueryParameter(max_length=16)] = "",
     memory: Annotated[str, QueryParameter(max_length=64)] = "",
 ) -> Response[str]:
-    """The page, with what the address asks for."""
-    return await sync_to_thread(_answer, request, serving, asked, flavor, memory)
+    """The page, with what the address asks for: a text as it is typed, or each module by itself."""
+    text = write_names(module) if module else asked
+    return await sync_to_thread(_answer, request, serving, text, flavor, memory)
 
 
 @post("/explain", operation_id="explainText", status_code=200)
@@ -95,7 +126,9 @@ def _answer(request: WireRequest, serving: Serving, text: str, flavor: str, memo
         if len(text) > MOST_CODE:
             raise BadRequest(f"it has {len(text)} characters, {MOST_CODE} are taken at most")
         modules, is_code = find_modules(text)
-        found = Asked(text, flavor or _first_flavor(serving.database), memory, modules, is_code)
+        flavor_of_now = flavor or _first_flavor(serving.database)
+        left_out = max(0, len(modules) - MAX_MODULES)
+        found = Asked(text, flavor_of_now, memory, modules[:MAX_MODULES], is_code, left_out)
         context |= {"found": found}
         if text.strip():
             context |= _explain(serving, found)

@@ -28,10 +28,14 @@ COOKIE: Final = "readie-dashboard"
 #: Seconds that a cookie is good for.
 LIFETIME: Final = 12 * 3600
 
-#: Where to go after signing in: a page of ours, never another host's.
-_OURS = re.compile(r"/(?!/)[\w/.~?=&%+:-]*", re.ASCII)
+#: What an address may have as it is (RFC 3986), and characters of one to come back to at most.
+URL_CHARACTERS: Final = "!$&'()*+,-./:;=?@_~%"
+MOST_NEXT: Final = 16_000
 
-_Next = Annotated[str, QueryParameter(name="next", max_length=4096)]
+#: Where to go after signing in: a page of ours, never another host's.
+_OURS = re.compile(rf"/(?!/)[\w{re.escape(URL_CHARACTERS)}]*", re.ASCII)
+
+_Next = Annotated[str, QueryParameter(name="next", max_length=MOST_NEXT)]
 
 
 def make_pass(token: str, until: int) -> str:

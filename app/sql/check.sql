@@ -160,8 +160,16 @@ SELECT
     END AS found
 FROM leases
 JOIN workers ON workers.worker_id = leases.worker_id
-WHERE leases.deadline_at <= now() - CAST(:late_ms AS bigint) * INTERVAL '1 millisecond'
+LEFT JOIN calls ON calls.call_id = leases.call_id
+WHERE (
+      leases.deadline_at <= now() - CAST(:late_ms AS bigint) * INTERVAL '1 millisecond'
    OR workers.heard_at <= now() - (CAST(:ttl_ms AS bigint) + CAST(:late_ms AS bigint)) * INTERVAL '1 millisecond'
+  )
+  -- unless its call waits for room elsewhere
+  AND (
+      leases.accepted_at IS NOT NULL OR coalesce(calls.queue_ms, 0) = 0
+      OR leases.deadline_at <= now() - (CAST(:late_ms AS bigint) + calls.queue_ms) * INTERVAL '1 millisecond'
+  )
 ORDER BY leases.placement_id;
 
 -- name: calls_without_payload
@@ -366,8 +374,7 @@ ORDER BY kept.worker_id COLLATE "C", kept.place;
 
 -- name: times_to_come
 -- Times of what has happened that lie in the future, and deadlines that no setting gives: the clock was set back.
--- parameters: future_ms bigint, longest_ms bigint
--- longest_ms: what a placement may take beside the function's own time.
+-- parameters: future_ms bigint, accept_ms bigint
 -- returns: about (whose time it is), found
 SELECT noted.about, concat(noted.what, ' ', noted.noted_at) AS found
 FROM (
@@ -385,12 +392,12 @@ FROM (
     UNION ALL
     SELECT concat('placement ', placement_id), 'accepted at', accepted_at FROM leases
     UNION ALL
+    -- Of one that is accepted the agent says what its start may take.
     SELECT
-        concat('placement ', leases.placement_id), 'its time is over at',
-        leases.deadline_at
-            - (CAST(:longest_ms AS bigint) + coalesce(calls.timeout_ms, 0)) * INTERVAL '1 millisecond'
+        concat('placement ', placement_id), 'to be accepted by',
+        deadline_at - CAST(:accept_ms AS bigint) * INTERVAL '1 millisecond'
     FROM leases
-    LEFT JOIN calls ON calls.call_id = leases.call_id
+    WHERE accepted_at IS NULL
     UNION ALL
     SELECT concat('placement ', placement_id), 'cancelled at', created_at FROM cancellations
     UNION ALL

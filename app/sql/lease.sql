@@ -124,21 +124,22 @@ WHERE leases.worker_id = CAST(:worker_id AS text) AND leases.accepted_at IS NULL
 ORDER BY leases.placed_at, leases.placement_id
 LIMIT CAST(:at_most AS integer);
 
--- name: modules_to_run
--- The modules of some calls, in their order.
+-- name: names_to_run
+-- The modules of some calls, and the requirements that their root filesystem does not have, each in their order.
 -- parameters: call_ids text[]
--- returns: call_id, module
-SELECT call_id, module FROM call_modules
+-- returns: call_id, is_module, name, position
+SELECT call_id, TRUE AS is_module, module AS name, position FROM call_modules
 WHERE call_id IN (SELECT unnest(CAST(:call_ids AS text[])))
-ORDER BY call_id, position;
-
--- name: packages_to_install
--- The requirements of some calls that their root filesystem does not have, in their order.
--- parameters: call_ids text[]
--- returns: call_id, requirement
-SELECT call_id, requirement FROM call_packages
+UNION ALL
+SELECT call_id, FALSE, requirement, position FROM call_packages
 WHERE NOT skipped AND call_id IN (SELECT unnest(CAST(:call_ids AS text[])))
-ORDER BY call_id, position;
+ORDER BY call_id, is_module, position;
+
+-- name: installed_for_call
+-- The requirements of a call that its root filesystem did not have.
+-- parameters: call_id text
+-- returns: requirement
+SELECT requirement FROM call_packages WHERE call_id = CAST(:call_id AS text) AND NOT skipped;
 
 -- name: placements_to_cancel
 -- What a worker accepted, and has to end.
@@ -149,29 +150,27 @@ SELECT placement_id FROM cancellations WHERE worker_id = CAST(:worker_id AS text
 -- name: accept_leases
 -- Workers take placements that are their own and that they have not accepted before. From now on the deadline is the
 -- function's timeout and what a start may take.
--- parameters: placement_ids text[], worker_ids text[], incarnations text[], start_ms bigint
+-- parameters: placement_ids text[], worker_ids text[], incarnations text[], start_ms bigint[]
 -- One placement a position, with who takes it: the worker, and the agent that speaks for it (null: whichever does). Of
 -- two agents with one worker id that one accepts which reported last.
 -- returns: placement_id, call_id, worker_id, session_id, incarnation of those that are accepted now
 UPDATE leases SET
-    accepted_at = now(),
-    incarnation = (SELECT incarnation FROM workers WHERE workers.worker_id = leases.worker_id),
-    deadline_at = now() + (
-        CAST(:start_ms AS bigint) + (SELECT timeout_ms FROM calls WHERE calls.call_id = leases.call_id)
-    ) * INTERVAL '1 millisecond'
-WHERE accepted_at IS NULL
-  AND placement_id IN (
-      SELECT asked.placement_id
-      FROM (
-          SELECT
-              unnest(CAST(:placement_ids AS text[])) AS placement_id, unnest(CAST(:worker_ids AS text[])) AS worker_id,
-              unnest(CAST(:incarnations AS text[])) AS incarnation
-      ) asked
-      JOIN workers ON workers.worker_id = asked.worker_id
-      WHERE asked.worker_id = leases.worker_id
-        AND (asked.incarnation IS NULL OR asked.incarnation = workers.incarnation)
-  )
-RETURNING placement_id, call_id, worker_id, session_id, incarnation;
+    accepted_at = now(), incarnation = takers.incarnation,
+    deadline_at = now() + (takers.start_ms + calls.timeout_ms) * INTERVAL '1 millisecond'
+FROM (
+    SELECT asked.placement_id, asked.worker_id, workers.incarnation, max(asked.start_ms) AS start_ms
+    FROM (
+        SELECT
+            unnest(CAST(:placement_ids AS text[])) AS placement_id, unnest(CAST(:worker_ids AS text[])) AS worker_id,
+            unnest(CAST(:incarnations AS text[])) AS incarnation, unnest(CAST(:start_ms AS bigint[])) AS start_ms
+    ) asked
+    JOIN workers ON workers.worker_id = asked.worker_id
+    WHERE asked.incarnation IS NULL OR asked.incarnation = workers.incarnation
+    GROUP BY asked.placement_id, asked.worker_id, workers.incarnation
+) takers, calls
+WHERE leases.placement_id = takers.placement_id AND leases.worker_id = takers.worker_id
+  AND leases.accepted_at IS NULL AND calls.call_id = leases.call_id
+RETURNING leases.placement_id, leases.call_id, leases.worker_id, leases.session_id, leases.incarnation;
 
 -- name: accept_calls
 -- Workers run these calls.
@@ -339,8 +338,11 @@ WHERE call_id IN (SELECT unnest(CAST(:call_ids AS text[]))) AND read_at IS NULL;
 -- Leases that cannot go on as they are, oldest first, and why. The database's clock decides.
 -- parameters: ttl_ms bigint
 -- returns: placement_id, accepted, cause (silent: its worker was not heard from; restarted: another process speaks
--- for its worker, or it has another flavor; leaving: its worker takes nothing new; deadline: its time is over)
+-- for its worker, or it has another flavor; leaving: its worker takes nothing new; deadline: its time is over), may_wait
+-- (its call has not run, and has time left to wait for room: that counts from when it should have been accepted)
 SELECT leases.placement_id, leases.accepted_at IS NOT NULL AS accepted,
+    leases.accepted_at IS NULL AND coalesce(calls.queue_ms, 0) > 0
+        AND now() < leases.deadline_at + calls.queue_ms * INTERVAL '1 millisecond' AS may_wait,
     CASE
         WHEN workers.worker_id IS NULL OR workers.heard_at <= now() - CAST(:ttl_ms AS bigint) * INTERVAL '1 millisecond'
             THEN 'silent'
@@ -349,6 +351,7 @@ SELECT leases.placement_id, leases.accepted_at IS NOT NULL AS accepted,
         ELSE 'deadline'
     END AS cause
 FROM leases
+LEFT JOIN calls ON calls.call_id = leases.call_id
 LEFT JOIN workers ON workers.worker_id = leases.worker_id
 WHERE workers.worker_id IS NULL
    OR workers.heard_at <= now() - CAST(:ttl_ms AS bigint) * INTERVAL '1 millisecond'

@@ -122,12 +122,12 @@ JOIN workers ON workers.worker_id = best.worker_id;
 -- parameters: pinned_checkpoint_id text[], cold boolean[], retry boolean[], timeout_ms bigint[], placement_id text[]
 -- parameters: worker_id text[], worker_flavor text[], catalogue_id integer[], generation text[], checkpoint_id text[]
 -- parameters: checkpoint_flavor text[], cost_ns bigint[], cold_cost_ns bigint[], predicted_ready_ns bigint[]
--- parameters: reason text[], continues boolean[]
+-- parameters: reason text[], continues boolean[], queue_ms bigint[]
 INSERT INTO calls (
     call_id, state, function, python, gpu, memory_bytes, max_memory_bytes, gpu_memory_bytes, max_gpu_memory_bytes,
     session_id, pinned_checkpoint_id, cold, retry, timeout_ms, attempts,
     placement_id, worker_id, worker_flavor, catalogue_id, generation, checkpoint_id, checkpoint_flavor,
-    cost_ns, cold_cost_ns, predicted_ready_ns, reason, continues, created_at
+    cost_ns, cold_cost_ns, predicted_ready_ns, reason, continues, queue_ms, created_at
 )
 SELECT
     unnest(CAST(:call_id AS text[])), 'placed', unnest(CAST(:function AS text[])), unnest(CAST(:python AS text[])),
@@ -141,7 +141,7 @@ SELECT
     unnest(CAST(:generation AS text[])), unnest(CAST(:checkpoint_id AS text[])),
     unnest(CAST(:checkpoint_flavor AS text[])), unnest(CAST(:cost_ns AS bigint[])),
     unnest(CAST(:cold_cost_ns AS bigint[])), unnest(CAST(:predicted_ready_ns AS bigint[])),
-    unnest(CAST(:reason AS text[])), unnest(CAST(:continues AS boolean[])), now();
+    unnest(CAST(:reason AS text[])), unnest(CAST(:continues AS boolean[])), unnest(CAST(:queue_ms AS bigint[])), now();
 
 -- name: answers_to_keys
 -- What was answered to calls that came with these keys.

@@ -12,16 +12,21 @@ themes.addEventListener("change", () => {
 const live = document.querySelector("[data-live]");
 if (live) {
   const pause = document.querySelector("[data-pause]");
-  let connected = false;
+  let state = live.textContent;
   let paused = false;
   const held = new Map();
   const say = () => {
-    const text = paused ? "Paused" : connected ? "Live" : "Not connected: trying again";
+    const text = paused ? "Paused" : state;
     if (live.textContent !== text) live.textContent = text;
   };
-  document.body.addEventListener("htmx:sseOpen", () => { connected = true; say(); });
-  document.body.addEventListener("htmx:sseError", () => { connected = false; say(); });
+  document.body.addEventListener("htmx:sseError", () => { state = "Not connected: trying again"; say(); });
   document.body.addEventListener("htmx:sseBeforeMessage", (event) => {
+    if (event.target === live) {
+      state = event.detail.data;
+      say();
+      event.preventDefault();
+      return;
+    }
     if (!paused) return;
     held.set(event.target, event.detail.data);
     event.preventDefault();
