@@ -738,8 +738,8 @@ def busy(rootfs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setattr(running, "program", "/bin/false")  # runsc would wait for it
     with subprocess.Popen(["sleep", "60"]) as process:
         (cgroups.memory_group(sandbox.name) / "cgroup.procs").write_text(str(process.pid))
+        running.cleaner.shutdown()  # so that it is deleted when `end` returns
         sandbox.end()
-        wait_for(lambda: sandbox.name in running.left)
         process.kill()
     yield running, sandbox.name
     running.close()
