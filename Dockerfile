@@ -18,7 +18,8 @@ RUN SETUPTOOLS_SCM_PRETEND_VERSION=$VERSION pip install --no-cache-dir --no-deps
 FROM base AS worker
 ARG ROOTFS=generation/cpu/rootfs
 ARG CHECKPOINTS=generation/cpu/checkpoints
-RUN echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] \
+# The image keeps no lists of packages, and without them apt names no mirror.
+RUN apt-get update && echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] \
 $(apt-get indextargets --format '$(SITE) $(RELEASE) $(ORIGIN)' | awk '$2 == "bookworm" && $3 == "Debian" { print $1; exit }') \
 bookworm-backports main" > /etc/apt/sources.list.d/backports.list \
     && apt-get update && apt-get install --yes --no-install-recommends --target-release bookworm-backports runsc \

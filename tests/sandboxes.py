@@ -18,11 +18,13 @@ from textwrap import dedent
 from typing import Any
 
 import cloudpickle
+import numpy as np
 import pytest
 
-from pipeline.rootfs_build import build_rootfs
+from pipeline.rootfs_build import build_rootfs, copy_libraries, find_objects, find_python
 from readie.manifest import CheckpointSpec
 from readie.wire import Result, Stream
+from worker import cgroups
 from worker.runtime import Call, Runtime, Stop, Ties, run_call
 
 PICKLING = threading.Lock()
@@ -59,9 +61,23 @@ def make_sealed_rootfs(folder: Path, packages: Mapping[str, str]) -> Path:
     return folder
 
 
+def add_numpy(rootfs: Path) -> None:
+    """Gives a root filesystem that stands alone the NumPy that is installed where the tests run."""
+    source = Path(np.__file__).parent
+    there = site_packages(rootfs)
+    for folder in (source, *source.parent.glob("numpy.libs")):
+        subprocess.run(["cp", "--archive", folder, there / folder.name], check=True)
+    copy_libraries(rootfs, find_python(None), {path: path for path in find_objects([there / source.name])})
+
+
 def site_packages(rootfs: Path) -> Path:
     below = rootfs / "usr" if (rootfs / "usr").exists() else rootfs
     return below / "lib" / f"python{PYTHON}" / "site-packages"
+
+
+def control_groups(prefix: str) -> list[Path]:
+    """Control groups whose name begins so: version 1 has them below each hierarchy, version 2 at the top."""
+    return [*cgroups.TOP.glob(f"{prefix}*"), *cgroups.TOP.glob(f"*/{prefix}*")]
 
 
 def needs_runsc() -> None:

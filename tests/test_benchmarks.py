@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from benchmarks import baseline, limit, tables
+from benchmarks import baseline, limit, sandboxes, tables
 from benchmarks.bench import Line, Target, percentile
 from benchmarks.catalogues import Size
 from benchmarks.run import BENCHMARKS, PAGE, RESULTS, keep_line, read_lines
@@ -107,3 +108,27 @@ def test_a_missed_target_is_said_in_the_table() -> None:
     table = tables.results([make_line(ours=1.5, baseline=3.0, ratio=0.5, target="≤ 1 s", met=False)])
 
     assert "| start | DuckDB | **1.5** s | 3 |  | 0.5 | ≤ 1 s | **no** |" in table
+
+
+@pytest.fixture(scope="module")
+def measured() -> Any:
+    """The committed benchmarks/sandboxes.json."""
+    return msgspec.json.decode((ROOT / "benchmarks" / "sandboxes.json").read_bytes())
+
+
+def test_the_page_of_gvisor_shows_the_result_that_is_in_the_file(measured: Any) -> None:
+    """docs/gvisor.md is what `benchmarks/sandboxes.py --table` would write."""
+    page = sandboxes.PAGE.read_text(encoding="utf-8")
+
+    assert page.partition("<!-- measured -->\n")[2].partition("\n<!-- end -->")[0] == sandboxes.write_tables(measured)
+
+
+def test_restores_keep_what_was_promised_of_them(measured: Any) -> None:
+    """Pandas and scikit-learn are restored ten times faster than started cold; sizes predict restores within a fifth."""
+    [pair] = [case for case in measured["cases"] if case["modules"] == list(sandboxes.HEAVY)]
+    cold, restored = (median(pair["seconds"][way]) for way in sandboxes.WAYS[:2])
+
+    assert len(measured["cases"]) >= 10
+    assert {len(seconds) for case in measured["cases"] for seconds in case["seconds"].values()} == {measured["rounds"]}
+    assert cold >= 10 * restored
+    assert median(sandboxes.fit(measured)[2]) <= 0.2

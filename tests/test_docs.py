@@ -317,6 +317,15 @@ def test_promises_of_security_name_tests_that_exist() -> None:
     ] == []
 
 
+@pytest.mark.parametrize("file", [".ci/run", "Dockerfile"])
+def test_apt_has_lists_of_packages_where_it_is_asked_for_a_mirror(file: str) -> None:
+    """A slim image and a new machine keep none, and `apt-get indextargets` would name nothing."""
+    before, asked, _ = (ROOT / file).read_text(encoding="utf-8").partition("apt-get indextargets")
+
+    assert asked
+    assert "apt-get update" in re.split(r"\n(?:RUN|    if) ", before)[-1]
+
+
 def test_the_containers_read_the_catalogues_of_the_checkout() -> None:
     """compose.yaml mounts ./catalogues read-only where CATALOGUE_DIR of the router points."""
     router = (

@@ -12,11 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from readie.manifest import CheckpointSpec
-from tests.sandboxes import dump_call, make_rootfs, make_sealed_rootfs, needs_runsc, wait_for
+from readie.wire import Assignment
+from tests.sandboxes import PYTHON, dump_call, make_rootfs, make_sealed_rootfs, needs_runsc, wait_for
+from worker.agent import Agent, Run
 from worker.host import open_runtime
+from worker.output import OutputSender
 from worker.pool import Pool, share_out
+from worker.router import Router
 from worker.runsc import Options
 from worker.runtime import Call, Runtime, Stop, Talk, Ties, run_in
+from worker.settings import read_worker_settings
 
 GIB = 2**30
 
@@ -130,17 +135,104 @@ def test_nothing_is_restored_for_which_there_is_no_room(runtime: Runtime) -> Non
     """Calls come first: what is kept ready may use only what they leave."""
     asked: list[int] = []
 
-    def refuse(size: int) -> bool:
-        asked.append(size)
-        return False
+    def little() -> int:
+        asked.append(1)
+        return 1_000_000
 
-    pool = Pool(runtime, 1, 60.0, has_room=refuse)
+    pool = Pool(runtime, 1, 60.0, room=little)
     pool.offer(FIRST)
     pool.take(FIRST)
 
     wait_for(lambda: asked)
     assert held(pool) == {}
     pool.close()
+
+
+def test_what_calls_leave_no_more_room_for_is_ended(runtime: Runtime) -> None:
+    """No more than that, and first what is asked for least."""
+    room = [GIB]
+    pool = Pool(runtime, 3, 60.0, room=lambda: room[0])
+    pool.offer(FIRST)
+    pool.offer(SECOND)
+    for spec in (FIRST, FIRST, FIRST, SECOND):
+        pool.take(spec)
+    wait_for(lambda: held(pool) == {"first": 2, "second": 1})
+    talks = [talk for spec in (SECOND, FIRST) for talk in pool.ready[spec.key]]
+
+    room[0] = pool.memory - 1
+    pool.give_way()
+
+    assert held(pool) == {"first": 2}
+    assert [talk.sandbox.folder.path.exists() for talk in talks] == [False, True, True]
+    room[0] = 0
+    pool.give_way()
+    assert (held(pool), pool.memory) == ({}, 0)
+    pool.close()
+
+
+@pytest.fixture
+def agent(runtime: Runtime, tmp_path: Path) -> Iterator[Agent]:
+    """An agent without a router, with 8 GiB and a pool of two, which is full."""
+    settings = read_worker_settings(
+        {"ROOTFS": "rootfs", "WORKER_DIR": str(tmp_path), "WORKER_MEM_TOTAL": "8Gi", "POOL_SIZE": "2"}
+    )
+    agent = Agent(settings, runtime, Router(settings))
+    agent.pool.offer(FIRST)
+    agent.pool.take(FIRST)
+    wait_for(lambda: held(agent.pool) == {"first": 2})
+    yield agent
+    agent.pool.close()
+
+
+def place(agent: Agent, memory: int) -> Run:
+    """A call that the agent has, with so many bytes for its sandbox."""
+    assignment = Assignment(
+        placement_id="p",
+        call_id="c",
+        payload=dump_call(os.getpid),
+        function="getpid",
+        python=PYTHON,
+        modules=[],
+        packages=[],
+        memory=memory,
+        max_memory=memory,
+        gpu=False,
+        gpu_memory=0,
+        timeout=30.0,
+        queue=0.0,
+    )
+    run = Run(assignment, time.monotonic(), memory, Stop())
+    agent.runs[run.placement_id] = run
+    return run
+
+
+def test_the_pool_takes_nothing_from_what_a_worker_offers(agent: Agent) -> None:
+    """Its report names the total for calls as if there were no pool."""
+    assert agent.pool.memory > 0
+    assert agent.status().memory_total == 8 * GIB - agent.runtime.overhead
+
+
+def test_a_call_that_needs_the_pools_memory_gets_it(agent: Agent) -> None:
+    """As many pooled sandboxes as it takes have ended when the call's own starts; it runs."""
+    used = agent.pool.memory
+    run = place(agent, (agent.memory_total or 0) - used * 3 // 4)
+
+    result = agent.attempt(run, None, None, OutputSender(lambda _: None, 1000), lambda: True)
+
+    assert result.outcome == "returned", result.problem
+    assert held(agent.pool) == {"first": 1}
+    run.stop.close()
+
+
+def test_a_limit_that_grows_takes_the_pools_memory(agent: Agent) -> None:
+    """Growth is refused only where other calls have the memory."""
+    run = place(agent, GIB)
+    total = agent.memory_total or 0
+
+    assert agent.grow(run, total)
+    assert held(agent.pool) == {}
+    assert not agent.grow(run, total + 1)
+    run.stop.close()
 
 
 def test_a_withdrawn_checkpoint_leaves_it(pool: Pool) -> None:

@@ -1,6 +1,8 @@
 """The runsc runtime: real sandboxes of gVisor, captured, restored, limited, and locked in."""
 
 import contextlib
+import errno
+import json
 import os
 import shutil
 import signal
@@ -10,6 +12,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,16 +21,30 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.rootfs_build import copy_libraries, find_objects, find_python
+from pipeline.cli import main
+from pipeline.verify import verify
+from readie.document import read_document
 from readie.errors import NeedsGpu, RuntimeUnavailable
 from readie.flavor import Flavor
-from readie.manifest import CheckpointSpec
-from tests.sandboxes import Ran, make_rootfs, make_sealed_rootfs, needs_runsc, run, site_packages, wait_for
+from readie.manifest import CheckpointSpec, read_spec
+from tests.sandboxes import (
+    Ran,
+    add_numpy,
+    control_groups,
+    make_rootfs,
+    make_sealed_rootfs,
+    needs_runsc,
+    run,
+    site_packages,
+    wait_for,
+)
+from tests.tiny import install
 from worker import cgroups
+from worker.bundle import fingerprint
 from worker.executor import children_of
-from worker.runsc import Options, RunscRuntime, find_runsc, read_pid
+from worker.runsc import AWAITED, Options, RunscRuntime, end_orphans, find_runsc, read_pid
 from worker.runtime import SaveFailed, StartFailed
-from worker.specification import Gpu, Limits, make_configuration, make_flags, sensitive
+from worker.specification import Gpu, Limits, make_arguments, make_configuration, make_flags, sensitive
 
 needs_runsc()
 
@@ -42,16 +60,11 @@ PACKAGES = {
         ssl.RAND_bytes(1)
         readie.after_restore(lambda: RENEWED.append(uuid.uuid4().hex))
     """,
-    "drawing": """
-        import numpy
-        OWN, OLD = numpy.random.default_rng(), numpy.random.RandomState()
-        SEEDED = numpy.random.default_rng(42)
-    """,
     "s_open": """
         import socket
         srv = socket.create_server(("127.0.0.1", 0))
         cli = socket.create_connection(srv.getsockname()); acc, _ = srv.accept()
-        value = 1
+        def talk(): cli.sendall(b"1"); return acc.recv(1)
     """,
     "s_timewait": """
         import socket
@@ -72,6 +85,12 @@ PACKAGES = {
     "s_tmp": "import tempfile; f = tempfile.TemporaryFile(); f.write(b'x' * 4096); f.flush(); value = 1",
     "s_home": "import os; open(os.path.expanduser('~/.config'), 'w').write('x'); value = 1",
     "p_ok": "value = 1",
+    "dice": """
+        import numpy
+        OWN = numpy.random.default_rng()
+        OLD = numpy.random.RandomState()
+        SEEDED = numpy.random.default_rng(42)
+    """,
     "worried": "import readie\n@readie.after_restore\ndef refuse(): raise RuntimeError('not this one')",
     "blob": "data = bytearray(b'x') * 60_000_000",
     "threaded": """
@@ -87,7 +106,7 @@ PACKAGES = {
     "crasher": "import ctypes; ctypes.string_at(0)",
     "sleeper": "import time; time.sleep(60)",
 }
-CAPTURED = ("heavy", "frozen", "worried", "blob", "threaded")
+CAPTURED = ("heavy", "frozen", "dice", "worried", "blob", "threaded")
 MB = 1_000_000
 MIB = 2**20
 
@@ -99,18 +118,25 @@ def spec_of(name: str, **fields: Any) -> CheckpointSpec:
 
 @pytest.fixture(scope="module")
 def rootfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With the NumPy that the tests run with, and the libraries that it needs."""
-    sealed = make_sealed_rootfs(tmp_path_factory.mktemp("sealed") / "rootfs", PACKAGES)
-    for name in ("numpy", "numpy.libs"):
-        shutil.copytree(Path(np.__file__).parents[1] / name, site_packages(sealed) / name)
-    objects = find_objects([site_packages(sealed)])
-    assert copy_libraries(sealed, find_python(None), {path: path for path in objects}) == {}
-    return sealed
+    made = make_sealed_rootfs(tmp_path_factory.mktemp("sealed") / "rootfs", PACKAGES)
+    add_numpy(made)
+    install(made, "ground", {"ground.py": "blob = bytearray(10_000_000)\nimport time; time.sleep(0.1)\n"})
+    install(made, "tower", {"tower.py": "import ground\n"})
+    return made
+
+
+@pytest.fixture(scope="module")
+def large(rootfs: Path) -> Path:
+    """A file of the root filesystem that is larger than the sandboxes that read it, and takes no room on the disk."""
+    path = rootfs / "usr" / "lib" / "large"
+    path.touch()
+    os.truncate(path, 400 * MIB)
+    return path
 
 
 @pytest.fixture(scope="module")
 def runtime(rootfs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunscRuntime]:
-    """With six checkpoints, captured for real."""
+    """With the empty checkpoint and those of CAPTURED, for real."""
     folder = tmp_path_factory.mktemp("runsc")
     running = RunscRuntime(rootfs, folder, Options(limits=Limits(processes=256)))
     for name in ("empty", *CAPTURED):
@@ -134,7 +160,7 @@ def count_all(runtime: RunscRuntime) -> dict[str, int]:
     return {
         "processes": sum(runtime.prefix.encode() in command for command in commands),
         "children": len(children_of("self")),  # also those that nobody has reaped
-        "groups": len(list(Path("/sys/fs/cgroup").glob(f"*/{runtime.prefix}*"))),
+        "groups": len(control_groups(runtime.prefix)),
         "mounts": len(Path("/proc/self/mountinfo").read_text().splitlines()),
         "sandboxes": len(list(runtime.sandboxes.iterdir())),
         "bundles": len(list(runtime.bundles.iterdir())),
@@ -224,24 +250,19 @@ def test_clones_share_nothing_that_must_differ(runtime: RunscRuntime) -> None:
     assert before < first[2] < second[2] < time.time()
 
 
-def draw_numpy() -> tuple[list[float], float]:
-    import drawing  # type: ignore[import-not-found]
-    import numpy as np  # in the sandbox
+def roll() -> Any:
+    import dice  # type: ignore[import-not-found]
 
-    shared = np.random.random()  # noqa: NPY002 - the generator that all share
-    return [shared, drawing.OWN.random(), drawing.OLD.random_sample()], drawing.SEEDED.random()
+    differ = np.random.random(), dice.OWN.random(), dice.OLD.random_sample()  # noqa: NPY002 - what all share
+    return differ, dice.SEEDED.random()
 
 
-def test_clones_draw_different_numpy_numbers(runtime: RunscRuntime, tmp_path: Path) -> None:
-    """K16: from the global generator, and from those that an import made without a seed; not from one with a seed."""
-    spec = CheckpointSpec(checkpoint_id="drawing", generation="g", canonical=("numpy", "drawing"))
-    runtime.save(spec, tmp_path / "checkpoint", timeout=60)
-    runtime.load(spec, tmp_path / "checkpoint", timeout=60)
-    (first, seeded), (second, same) = [run(runtime, draw_numpy, spec=spec).value for _ in range(2)]
-    runtime.unload(spec)
+def test_clones_draw_different_numbers_of_numpy(runtime: RunscRuntime) -> None:
+    """Also from generators that an import has made without a seed; one with a seed goes on alike in all."""
+    first, second = call(runtime, roll, name="dice").value, call(runtime, roll, name="dice").value
 
-    assert [mine == yours for mine, yours in zip(first, second, strict=True)] == [False] * 3
-    assert seeded == same
+    assert [mine == yours for mine, yours in zip(first[0], second[0], strict=True)] == [False] * 3
+    assert first[1] == second[1]
 
 
 def test_a_hook_that_fails_ends_the_sandbox_before_the_call(runtime: RunscRuntime) -> None:
@@ -285,7 +306,8 @@ def test_what_cannot_be_imported_is_no_checkpoint(
 
 
 def read(module: str) -> int:
-    return int(__import__(module).value)
+    imported = __import__(module)
+    return int(imported.talk() if hasattr(imported, "talk") else imported.value)
 
 
 @pytest.mark.parametrize(
@@ -398,12 +420,39 @@ def test_a_limit_may_grow_to_max_memory(runtime: RunscRuntime) -> None:
     assert beyond.slug == "out-of-memory"
 
 
+def test_the_kernel_tells_when_a_limit_has_to_grow(runtime: RunscRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long before the agent would look: what takes memory fast does not wait, or fail, at a limit that may grow."""
+    monkeypatch.setattr("worker.runtime.WATCH_S", 20.0)
+    started = time.monotonic()
+    ran = call(runtime, eat, 400 * MB, memory=128 * MIB, max_memory=800 * MIB)
+
+    assert ran.value == 400
+    assert time.monotonic() - started < 15
+
+
 def test_a_death_that_is_not_for_memory_is_told_apart(runtime: RunscRuntime) -> None:
     """A process that is killed by the same signal as the kernel's is a failed sandbox, not out of memory."""
     ran = call(runtime, lambda: os.kill(os.getpid(), signal.SIGKILL), memory=200 * MIB)
 
     assert ran.slug == "sandbox-failed"
     assert "SIGKILL" in ran.detail
+
+
+def read_and_crash(file: str) -> None:
+    import ctypes
+
+    with open(file, "rb", buffering=0) as large:  # noqa: PTH123
+        while large.read(MIB):
+            pass
+    ctypes.string_at(0)
+
+
+def test_files_that_were_read_are_no_reason_for_a_death(runtime: RunscRuntime, large: Path) -> None:
+    """They fill the sandbox's memory to its limit, and give way: what crashes afterwards has crashed."""
+    ran = call(runtime, read_and_crash, f"/{large.relative_to(runtime.rootfs)}", memory=200 * MIB)
+
+    assert ran.slug == "sandbox-failed"
+    assert "SIGSEGV" in ran.detail
 
 
 def test_a_checkpoint_that_does_not_fit_is_not_to_blame(runtime: RunscRuntime) -> None:
@@ -414,35 +463,105 @@ def test_a_checkpoint_that_does_not_fit_is_not_to_blame(runtime: RunscRuntime) -
     assert not caught.value.blame
 
 
-def breed() -> int:
-    command = ["/usr/bin/python3", "-c", "import time; time.sleep(60)"]
-    return len([subprocess.Popen(command) for _ in range(2000)])
+def test_a_checkpoint_that_is_broken_is_to_blame_however_little_memory_there_is(
+    runtime: RunscRuntime, tmp_path: Path
+) -> None:
+    """Reading its files fills the memory that the call has, and they give way: it is taken off the offer."""
+    shutil.copytree(runtime.folder / "checkpoints" / "blob", tmp_path / "copy")
+    [pages] = (tmp_path / "copy" / "image").glob("pages.img")
+    os.truncate(pages, pages.stat().st_size - MB)
+    spec = spec_of("copy")
+    runtime.load(spec, tmp_path / "copy", timeout=60)
+    with pages.open("r+b") as file:  # so that the sandbox reads it from the disk, to its own account
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+    with pytest.raises(StartFailed) as caught:
+        run(runtime, len, (), spec=spec, memory=128 * MIB)
+
+    runtime.unload(spec)
+    assert caught.value.blame, str(caught.value)
 
 
-def test_a_sandbox_that_breeds_ends_alone(runtime: RunscRuntime) -> None:
-    """Its threads are limited; the worker serves on."""
-    ran = call(runtime, breed, timeout=60.0, memory=4 * 2**30)
+def test_sandboxes_die_before_the_agent_where_the_machine_runs_out_of_memory(runtime: RunscRuntime) -> None:
+    """All processes of a sandbox are the kernel's first choice."""
+    sandbox = runtime.start(None, memory=2**30)
+    try:
+        names = [Path(f"/proc/{pid}/oom_score_adj") for pid in sandbox.pids]
+        assert [name.read_text().strip() for name in names] == ["1000", "1000"]
+    finally:
+        sandbox.end()
 
-    assert ran.result.outcome in {"failed", "raised"}
-    assert call(runtime, len, ()).value == 0
+
+def breed() -> None:
+    for number in range(30):
+        print(number, flush=True)
+        if os.fork() == 0:
+            time.sleep(60)
 
 
-def test_processors_are_limited(rootfs: Path, tmp_path: Path) -> None:
-    """A sandbox that spins for two seconds gets half of one processor, by the kernel's own count."""
-    limited = RunscRuntime(rootfs, tmp_path, Options(limits=Limits(cpus=0.5), ahead=0))
-
-    def spin() -> None:
-        end = time.monotonic() + 2
-        while time.monotonic() < end:
-            pass
-
-    before, started = os.times(), time.monotonic()
-    assert run(limited, spin).result.outcome == "returned"
-    after, wall = os.times(), time.monotonic() - started
+def test_a_sandbox_that_breeds_ends_alone(rootfs: Path, runtime: RunscRuntime, tmp_path: Path) -> None:
+    """Its processes are limited, and the problem says so; with a higher limit it goes on, and so does the worker."""
+    limited = RunscRuntime(rootfs, tmp_path, Options(limits=Limits(processes=60), ahead=0))
+    limited.load(spec_of("empty"), runtime.folder / "checkpoints" / "empty", timeout=60)
+    few, many = call(limited, breed), call(runtime, breed)
+    served = call(limited, len, ()).value
     limited.close()
 
-    used = after.children_user + after.children_system - before.children_user - before.children_system
-    assert used < 0.9 * wall
+    assert few.slug == "sandbox-failed"
+    assert "SANDBOX_PROCESSES" in few.detail
+    assert 2 < len(few.printed["stdout"].split()) < 29
+    assert (many.value, len(many.printed["stdout"].split())) == (None, 30)
+    assert served == 0
+
+
+def spin() -> None:
+    end = time.monotonic() + 2.5
+    child = os.fork()
+    while time.monotonic() < end:
+        pass
+    if child == 0:
+        os._exit(0)
+
+
+def processors_used(runtime: RunscRuntime) -> float:
+    """How many processors a call that spins keeps busy, in the second in which it has most, by the kernel's count."""
+    others = {path.name for path in runtime.bundles.iterdir()}
+    points = []
+    with ThreadPoolExecutor(1) as pool:
+        ran = pool.submit(call, runtime, spin)
+        while not ran.done():
+            for name in {path.name for path in runtime.bundles.iterdir()} - others:
+                with contextlib.suppress(OSError):
+                    points.append((time.monotonic(), processor_seconds(name)))
+            time.sleep(0.05)
+    assert ran.result().value is None
+    return max(
+        (used - used_before) / (now - before)
+        for before, used_before in points
+        for now, used in points
+        if 1 <= now - before < 1.5
+    )
+
+
+def processor_seconds(name: str) -> float:
+    if cgroups.is_unified():
+        return cgroups.read_fields(cgroups.TOP / name / "cpu.stat")["usage_usec"] / 1e6
+    return int((cgroups.TOP / "cpuacct" / name / "cpuacct.usage").read_text()) / 1e9
+
+
+def test_processors_are_limited(rootfs: Path, runtime: RunscRuntime, tmp_path: Path) -> None:
+    """Two processes that spin get what a sandbox may have of the processors; without a limit they take far more."""
+    used = []
+    for cpus in (0.15, 0.0):
+        (tmp_path / str(cpus)).mkdir()
+        one = RunscRuntime(rootfs, tmp_path / str(cpus), Options(limits=Limits(cpus=cpus), ahead=0))
+        one.load(spec_of("empty"), runtime.folder / "checkpoints" / "empty", timeout=60)
+        used.append(processors_used(one))
+        one.close()
+
+    assert used[0] < 0.25
+    assert used[1] > 2 * used[0]
 
 
 # ---- nothing gets out ----
@@ -582,17 +701,123 @@ def test_orphans_of_a_killed_worker_are_removed(rootfs: Path, tmp_path: Path) ->
         assert worker.stdout
         name = worker.stdout.readline().strip()
         worker.kill()
-    assert (Path("/sys/fs/cgroup/memory") / name).exists() or cgroups.is_unified()
+    assert control_groups(name)
 
     runtime = RunscRuntime(rootfs, tmp_path, Options(ahead=0))
     removed = runtime.remove_orphans()
 
     assert removed == 2
     assert list(runtime.sandboxes.iterdir()) == list(runtime.bundles.iterdir()) == []
-    assert not (Path("/sys/fs/cgroup/memory") / name).exists()
+    assert control_groups(name) == []
     commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
     assert not [command for command in commands if name.encode() in command]
     runtime.close()
+
+
+def test_what_runsc_could_not_delete_is_removed_all_the_same(
+    rootfs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its state, the control groups and the files: as if `runsc delete` had done its part."""
+    running = RunscRuntime(rootfs, tmp_path, Options(ahead=0))
+    sandbox = running.start(None, memory=2**30)
+    monkeypatch.setattr(running, "program", "/bin/false")
+
+    sandbox.end()
+    running.close()
+
+    left = {name: count for name, count in count_all(running).items() if name in {"groups", "states", "bundles"}}
+    assert left == {"groups": 0, "states": 0, "bundles": 0}
+
+
+@pytest.fixture
+def busy(rootfs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RunscRuntime, str]]:
+    """A runtime, and the name of a sandbox that has ended, in whose control group a process lives on."""
+    monkeypatch.setattr(cgroups, "EMPTY_S", 0.1)
+    running = RunscRuntime(rootfs, tmp_path, Options(ahead=0))
+    sandbox = running.start(None, memory=2**30)
+    monkeypatch.setattr(running, "program", "/bin/false")  # runsc would wait for it
+    with subprocess.Popen(["sleep", "60"]) as process:
+        (cgroups.memory_group(sandbox.name) / "cgroup.procs").write_text(str(process.pid))
+        running.cleaner.shutdown()  # so that it is deleted when `end` returns
+        sandbox.end()
+        process.kill()
+    yield running, sandbox.name
+    running.close()
+
+
+def test_a_control_group_that_was_busy_is_removed_with_a_later_sandbox(busy: tuple[RunscRuntime, str]) -> None:
+    """What takes long to end costs a worker no group for ever."""
+    running, name = busy
+    assert control_groups(name)
+
+    running.delete("readie-ffffff-ffffffff")
+
+    assert control_groups(name) == []
+    assert list(running.bundles.iterdir()) == []
+
+
+def test_a_control_group_that_was_busy_is_found_by_the_next_run(busy: tuple[RunscRuntime, str]) -> None:
+    """The sandbox's bundle stays as long as anything else of it does, and says its name."""
+    running, name = busy
+
+    assert end_orphans(running.folder) == 1
+    assert control_groups(name) == []
+    assert end_orphans(running.folder) == 0
+
+
+@pytest.mark.parametrize("number", [1, 2], ids=["the sandbox", "its gofer"])
+def test_a_sandbox_that_cannot_be_watched_is_ended(
+    rootfs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """No descriptor is left for one of its processes: the start fails, all of them end and are reaped."""
+    running = RunscRuntime(rootfs, tmp_path, Options(ahead=0))
+    opened: list[int] = []
+    pidfd_open = os.pidfd_open
+
+    def refuse_one(pid: int) -> int:
+        opened.append(pid)
+        if len(opened) == number:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return pidfd_open(pid)
+
+    monkeypatch.setattr(os, "pidfd_open", refuse_one)
+    with pytest.raises(StartFailed, match="Too many open files"):
+        running.start(None, memory=2**30)
+    running.close()
+
+    assert not AWAITED & set(opened)
+    assert not [pid for pid in opened[:number] if Path(f"/proc/{pid}").exists()]
+    assert count_all(running)["states"] == count_all(running)["groups"] == 0
+
+
+def test_a_sandbox_that_nobody_can_listen_to_is_ended(runtime: RunscRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever goes wrong between its start and its first call."""
+    call(runtime, len, ())
+    before = count_idle(runtime)
+
+    def refuse() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("worker.runtime.selectors.DefaultSelector", refuse)
+        with pytest.raises(OSError, match="Too many open files"):
+            call(runtime, len, ())
+
+    wait_for(lambda: same(runtime, before))
+
+
+def time_end(runtime: RunscRuntime) -> float:
+    """Seconds until nothing is left of a sandbox that is told to end."""
+    sandbox = runtime.start(spec_of("empty"), memory=2**30)
+    started = time.monotonic()
+    sandbox.end()
+    wait_for(lambda: not sandbox.bundle.exists())
+    return time.monotonic() - started
+
+
+def test_ending_a_sandbox_takes_milliseconds(runtime: RunscRuntime) -> None:
+    """The agent reaps its processes: without that runsc waits for them, for more than a second."""
+    assert min(time_end(runtime) for _ in range(3)) < 0.5
 
 
 @pytest.mark.parametrize("text", ["-1", "0", "1", "", "x", "12 34", "-1234"])
@@ -655,6 +880,64 @@ def test_the_fingerprint_follows_what_a_restore_is_sensitive_to() -> None:
     assert sensitive("none", Gpu()) == sensitive("none", Gpu())
     assert sensitive("none", Gpu()) != sensitive("host", Gpu())
     assert sensitive("none", Gpu()) != sensitive("none", device)
+
+
+def altered(part: Any) -> Iterator[tuple[str, Any]]:
+    """What a part of a configuration is with one thing in it altered, and what that was."""
+    match part:
+        case dict():
+            for name, value in part.items():
+                yield from ((f".{name}{where}", {**part, name: other}) for where, other in altered(value))
+        case list() if part:
+            yield "[less]", part[:-1]
+            if len(part) > 1:
+                yield "[order]", [*part[1:], part[0]]
+            for number, value in enumerate(part):
+                others = altered(value)
+                yield from ((f"[]{where}", [*part[:number], other, *part[number + 1 :]]) for where, other in others)
+        case list():
+            yield "[more]", ["x"]
+        case bool():
+            yield "", not part
+        case str():
+            yield "", f"{part}x"
+        case int():
+            yield "", part + 1
+        case _:
+            raise AssertionError(part)
+
+
+def test_every_part_of_the_configuration_is_in_the_fingerprint_or_left_out_by_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whatever is altered: flags, mounts and their order, namespaces, user, environment. Limits and sources change nothing."""
+    (tmp_path / "readie_executor.py").write_text("1")
+
+    def digest() -> str:
+        return fingerprint(tmp_path, sensitive("none", Gpu()))
+
+    def alter(function: str, value: Any) -> str:
+        with monkeypatch.context() as patched:
+            patched.setattr(f"worker.specification.{function}", lambda *_, **__: deepcopy(value))
+            return digest()
+
+    first = digest()
+    flags = make_flags("none", Gpu())
+    configuration = configure(
+        name="", rootfs=Path("/"), bundle=Path("/"), folder=Path("/"), arguments=make_arguments("", {})
+    )
+    assert alter("make_configuration", configuration) == first
+    changes = [(f"flags{where}", alter("make_flags", other)) for where, other in altered(flags)]
+    changes += [(where, alter("make_configuration", other)) for where, other in altered(configuration)]
+    (tmp_path / "readie_executor.py").write_text("2")
+
+    assert alter("make_configuration", configuration) != first  # the executor's own files
+    assert len(changes) > 80
+    assert {where for where, found in changes if found == first} == {
+        ".mounts[].source",
+        ".linux.resources.memory.limit",
+        ".linux.resources.pids.limit",
+    }
 
 
 def test_a_gpu_sandbox_has_devices_libraries_and_nvproxy() -> None:
@@ -749,6 +1032,47 @@ def test_a_measured_process_over_its_memory_says_so(runtime: RunscRuntime) -> No
     assert answer["failure"]["kind"] == "memory"
 
 
+def test_the_pipeline_makes_a_generation_of_sandboxes(
+    rootfs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`generation --runtime runsc` measures, plans, captures and restores in gVisor; `verify` holds it to fresh imports."""
+    monkeypatch.setattr("pipeline.capture.RESTORES", 1)
+    monkeypatch.setattr("pipeline.capture.BALLAST_MB", ())
+    monkeypatch.setattr("pipeline.cli.run_verification", partial(verify, repeats=1))
+    (tmp_path / "example.py").write_text("import tower\n")
+
+    def pipeline(*arguments: object) -> Any:
+        options = ["--rootfs", rootfs, "--runtime", "runsc", "--out", tmp_path / "out", "--json"]
+        monkeypatch.setattr(sys, "argv", ["readie-pipeline", *map(str, arguments), *map(str, options)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        assert not ended.value.code, printed.err
+        return json.loads(printed.out)
+
+    report = pipeline(
+        *("generation", tmp_path / "example.py", "--repeats", 1, "--max-repeats", 1),
+        *("--alpha", 0.0001, "--max-checkpoints", 2),
+    )
+    verified = pipeline("verify", "--sample", 1)
+
+    manifest = report["manifest"]
+    assert (manifest["host"]["runtime"], manifest["memory_source"]) == ("runsc", "VmRSS")
+    assert [one["checkpoint_id"] for one in manifest["checkpoints"]] == ["checkpoint_0", "checkpoint_1"]
+    assert 9 < manifest["checkpoints"][1]["measured_mb"] < 14
+    place = tmp_path / "out" / "checkpoints" / report["generation"]
+    assert {path.parent.parent.name for path in place.glob("*/image/checkpoint.img")} == {
+        "checkpoint_0",
+        "checkpoint_1",
+    }
+    assert read_spec(place / "checkpoint_1" / "checkpoint.json").canonical == ("tower",)
+    assert len(read_document(tmp_path / "out" / "catalogue.json").checkpoints) == 2
+    assert verified["checked"]
+    assert verified["failed"] == []
+    assert all(0.1 <= one["clock_s"] < 1 for one in verified["checked"])
+
+
 @pytest.mark.parametrize("command", ["create", "start", "restore", "checkpoint"])
 def test_a_command_that_hangs_is_given_up(
     runtime: RunscRuntime, rootfs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
@@ -793,7 +1117,7 @@ def test_a_command_that_is_told_to_end_leaves_no_sandbox(rootfs: Path, tmp_path:
         process.wait(30)
 
     assert list(tmp_path.glob("readie-worker-*")) == []
-    assert list(Path("/sys/fs/cgroup").glob(f"*/{name}")) == []
+    assert control_groups(name) == []
 
 
 def test_checkpoints_are_bound_to_the_root_filesystems_files(rootfs: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from readie.manifest import CheckpointSpec
-from tests.sandboxes import make_sealed_rootfs, needs_runsc, run, wait_for
+from tests.sandboxes import control_groups, make_sealed_rootfs, needs_runsc, run, wait_for
 from tests.test_runsc import count_all, count_idle
 from worker.runsc import Options, RunscRuntime
 
@@ -49,4 +49,4 @@ def test_500_calls_leave_nothing(tmp_path: Path, at_once: int) -> None:
 def count_left(runtime: RunscRuntime) -> int:
     """Processes and control groups of a runtime that has been closed."""
     listed = subprocess.run(["pgrep", "--full", "--count", runtime.prefix], capture_output=True, text=True, check=False)
-    return int(listed.stdout) + len(list(Path("/sys/fs/cgroup").glob(f"*/{runtime.prefix}*")))
+    return int(listed.stdout) + len(control_groups(runtime.prefix))

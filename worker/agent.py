@@ -63,6 +63,7 @@ from worker.pool import Pool
 from worker.router import Router, persist
 from worker.runsc import Options, end_orphans
 from worker.runtime import (
+    UNLIMITED,
     Call,
     Dropped,
     Folder,
@@ -162,8 +163,7 @@ class Agent:
             runtime,
             settings.pool_size,
             settings.start_timeout,
-            has_room=self.has_room,
-            on_change=self.changed.set,
+            room=self.room,
         )
 
     # -- start and stop --
@@ -299,17 +299,17 @@ class Agent:
 
     @property
     def memory_total(self) -> int | None:
-        """What sandboxes may use together: the worker's total less what zygotes and the pool hold."""
+        """What sandboxes may use together: the worker's total less what zygotes hold. The pool gives way, and counts not."""
         total = self.settings.worker_mem_total
-        taken = sum(self.loaded_bytes.values()) + self.pool.memory + self.runtime.overhead
+        taken = sum(self.loaded_bytes.values()) + self.runtime.overhead
         return None if total is None else max(1, total - taken)
 
-    def has_room(self, more: int, but: Run | None = None) -> bool:
-        """Whether sandboxes may use so many bytes more than the limits of all, `but` one, allow together."""
+    def room(self, but: Run | None = None) -> int:
+        """Bytes that sandboxes may use besides what the limits of all, `but` one, allow together."""
         with self.lock:
             total = self.memory_total
             used = sum(one.memory for one in self.living() if but is None or one.sandbox_id != but.sandbox_id)
-        return total is None or used + more <= total
+        return UNLIMITED if total is None else total - used
 
     def status(self) -> WorkerStatus:
         """This worker as it is now."""
@@ -619,6 +619,7 @@ class Agent:
             fallback=fallback,
         )
         talk = self.pool.take(held.spec) if held else None
+        self.pool.give_way()  # the call's memory is taken by now
         if talk and talk.sandbox.memory() > call.memory:
             talk.close()
             talk = None
@@ -792,9 +793,10 @@ class Agent:
     def grow(self, run: Run, limit: int) -> bool:
         """Whether a sandbox's limit may become `limit`: if this worker's memory allows it."""
         with self.lock:
-            if not self.has_room(limit, run):
+            if limit > self.room(but=run):
                 return False
             run.limit = limit
+        self.pool.give_way()
         self.changed.set()
         return True
 

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 TOP = Path("/sys/fs/cgroup")
+NEARLY = 0.97  # of a limit: when memory was refused here, files kept less than 0.3 % of it
 EMPTY_S = 2.0  # how long a group may take to become empty, once its processes were told to end
 
 
@@ -31,19 +32,24 @@ def read_fields(path: Path) -> dict[str, int]:
 
 def used_memory(name: str) -> int:
     """Bytes that cannot be taken back: all but what files keep. Raises `OSError` once the group is gone."""
-    group = memory_group(name)
-    fields = read_fields(group / "memory.stat")
-    if is_unified():
-        total, prefix = int((group / "memory.current").read_text()), ""
-    else:
-        total, prefix = int((group / "memory.usage_in_bytes").read_text()), "total_"
-    return max(0, total - fields.get(f"{prefix}inactive_file", 0) - fields.get(f"{prefix}active_file", 0))
+    total = (memory_group(name) / ("memory.current" if is_unified() else "memory.usage_in_bytes")).read_text()
+    return max(0, int(total) - file_memory(name))
+
+
+def file_memory(name: str) -> int:
+    """Bytes of files that were read, which the kernel takes back where memory is wanted. Raises `OSError`."""
+    fields = read_fields(memory_group(name) / "memory.stat")
+    prefix = "" if is_unified() else "total_"
+    return fields.get(f"{prefix}inactive_file", 0) + fields.get(f"{prefix}active_file", 0)
 
 
 def limit_memory(name: str, limit: int) -> None:
-    """Sets the limit, in bytes. Raises `OSError`, also where more is in use already."""
-    file = "memory.max" if is_unified() else "memory.limit_in_bytes"
-    (memory_group(name) / file).write_text(str(limit))
+    """Sets the limit, in bytes; `ran_out` is about this one. Raises `OSError`, also where more is in use already."""
+    group = memory_group(name)
+    (group / ("memory.max" if is_unified() else "memory.limit_in_bytes")).write_text(str(limit))
+    if not is_unified():
+        for counter in ("memory.failcnt", "memory.max_usage_in_bytes"):
+            (group / counter).write_text("0")
 
 
 def pause_when_full(name: str) -> None:
@@ -55,6 +61,18 @@ def pause_when_full(name: str) -> None:
         (memory_group(name) / "memory.oom_control").write_text("1")
 
 
+def ring(name: str, bell: int, used: int) -> None:
+    """Has the kernel write to the eventfd `bell` when more than `used` bytes are in use, and when something has to wait.
+
+    Version 1 alone. What files keep counts as used.
+    """
+    group = memory_group(name)
+    with contextlib.suppress(OSError):
+        for file, argument in (("memory.usage_in_bytes", f" {used}"), ("memory.oom_control", "")):
+            with (group / file).open("rb") as watched:
+                (group / "cgroup.event_control").write_text(f"{bell} {watched.fileno()}{argument}")
+
+
 def was_full(name: str) -> bool:
     """Whether something waits for memory beyond the limit, or was killed for it."""
     file = "memory.events" if is_unified() else "memory.oom_control"
@@ -62,27 +80,52 @@ def was_full(name: str) -> bool:
         fields = read_fields(memory_group(name) / file)
     except OSError:
         return False
-    return bool(fields.get("under_oom") or fields.get("oom_kill"))
+    return bool(fields.get("under_oom") or fields.get("oom_kill") or fields.get("oom"))
 
 
-def most_memory(name: str) -> int:
-    """The most bytes that were ever in use, what files keep included; 0 where the kernel does not say."""
+def was_crowded(name: str) -> bool:
+    """Whether it was refused a process or thread, for it had as many as it may have."""
     try:
-        return int((memory_group(name) / ("memory.peak" if is_unified() else "memory.max_usage_in_bytes")).read_text())
+        return bool(read_fields((TOP if is_unified() else TOP / "pids") / name / "pids.events").get("max"))
     except OSError:
-        return 0
+        return False
 
 
-def remove_groups(name: str) -> None:
-    """Removes what is left of a group, in every hierarchy, once its processes have ended."""
+def ran_out(name: str, limit: int) -> bool:
+    """Whether a process of the group that has ended, or failed, may have done so because it reached `limit`, in bytes.
+
+    With `pause_when_full`, what the kernel itself wants for a process cannot wait: a call fails, as one that makes
+    gVisor's memory larger, and no counter says so. But the kernel has taken back then what files kept. So what is still
+    kept for them tells how much else there was, at most, when the limit was reached: files alone reach it too, and harm
+    nobody. Version 2 does count it, see `was_full`.
+    """
+    if is_unified():
+        return False
+    group = memory_group(name)
+    try:
+        if not int((group / "memory.failcnt").read_text()):
+            return False
+        most = int((group / "memory.max_usage_in_bytes").read_text())
+        return most - file_memory(name) > limit * NEARLY
+    except OSError:
+        return False
+
+
+def remove_groups(name: str, *, wait_s: float = EMPTY_S) -> bool:
+    """Removes what is left of a group, in every hierarchy, once its processes have ended; False if one stays."""
     tops = [TOP] if is_unified() else [path for path in TOP.iterdir() if path.is_dir() and not path.is_symlink()]
-    deadline = time.monotonic() + EMPTY_S
+    deadline = time.monotonic() + wait_s
+    gone = True
     for top in tops:
         while True:
             try:
                 (top / name).rmdir()
+            except FileNotFoundError:
+                pass
             except OSError as error:
                 if error.errno == errno.EBUSY and time.monotonic() < deadline:  # its last process still ends
                     time.sleep(0.01)
                     continue
+                gone = False
             break
+    return gone

@@ -181,6 +181,23 @@ def threads() -> list[str]:
     return names
 
 
+def shared_sockets() -> list[str]:
+    """This process's sockets of the internet that are connected, or listen: forks of it would all have the same ones."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        with contextlib.suppress(OSError):  # no socket, or neither of the two
+            one = Socket(fileno=int(name))
+            try:
+                if one.family in (socket.AF_INET, socket.AF_INET6):
+                    if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                        found.append("a socket that listens on {}:{}".format(*one.getsockname()))
+                    else:
+                        found.append("a connection to {}:{}".format(*one.getpeername()))
+            finally:
+                one.detach()
+    return found
+
+
 def children_of(pid: int | str) -> list[int]:
     """Process ids of a process's children; none if it has ended."""
     pids: list[int] = []
@@ -568,6 +585,9 @@ def run_zygote(control: socket.socket, canonical: Sequence[str], ballast_mb: flo
     if answer["type"] == "ready" and len(answer["threads"]) > 1:
         detail = f"{len(answer['threads'])} threads after importing: {', '.join(sorted(answer['threads']))}"
         answer = {"type": "failed", "kind": "threads", "detail": detail}
+    elif answer["type"] == "ready" and (sockets := shared_sockets()):
+        detail = f"importing left {', '.join(sockets)}, which all clones would share"
+        answer = {"type": "failed", "kind": "sockets", "detail": detail}
     _send(control, answer)
     if answer["type"] == "failed":
         os._exit(1)

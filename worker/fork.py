@@ -193,16 +193,18 @@ class ForkRuntime:
 
     def start_probe(self, options: Header, *, memory: int) -> "GuardedSandbox":  # noqa: ARG002
         folder = make_folder(self.sandboxes)
-        real = Path(os.path.realpath(folder.path))
-        (real / "result").touch(0o600)
-        network = "none" if self.isolates else "host"
-        command = self.command("probe", {**options, "folder": str(real), "network": network})
         try:
+            real = Path(os.path.realpath(folder.path))
+            (real / "result").touch(0o600)
+            network = "none" if self.isolates else "host"
+            command = self.command("probe", {**options, "folder": str(real), "network": network})
             process = self.popen_guard(real, command, isolated=self.isolates)
-        except OSError as error:
+            return GuardedSandbox(folder, *self.watch(process, folder))
+        except BaseException as error:
             folder.close()
-            raise StartFailed(f"{sys.executable} could not be started: {error}") from error
-        return GuardedSandbox(folder, *self.watch(process, folder))
+            if isinstance(error, OSError):
+                raise StartFailed(f"{sys.executable} could not be started: {error}") from error
+            raise
 
     def outside(self, path: str) -> Path:
         return Path(path)
@@ -243,15 +245,21 @@ class ForkRuntime:
         options = {**where(folder), "parent": os.getpid()}
         try:
             process = self.starter.submit(self.popen, "cold", options, folder.path / "work").result()
+            return ForkSandbox(folder, *self.watch(process, folder))
         except OSError as error:
             raise StartFailed(f"{self.python} could not be started: {error}") from error
-        return ForkSandbox(folder, *self.watch(process, folder))
 
     def watch(
         self, process: "subprocess.Popen[bytes]", folder: Folder
     ) -> tuple[int, int, "Future[int | None]", Callable[[], None]]:
-        """What a sandbox that is this process's own child is made of."""
-        descriptor = os.pidfd_open(process.pid)
+        """What a sandbox that is this process's own child is made of. Raises `OSError`, and ends it then."""
+        try:
+            descriptor = os.pidfd_open(process.pid)
+        except OSError:
+            process.kill()
+            reap_group(process.pid)
+            process.wait()
+            raise
         status: Future[int | None] = Future()
 
         def reap() -> None:
@@ -316,6 +324,7 @@ class ForkSandbox:
     status: "Future[int | None]"
     reap: Callable[[], None] | None = None
     ended: bool = False
+    bell: int = -1
 
     def memory(self, *, exact: bool = False) -> int:
         used = 0

@@ -1,5 +1,6 @@
 """Measuring imports: a fresh process for each request, with limits, of which every ending is a truthful answer."""
 
+import contextlib
 import os
 import select
 import sys
@@ -58,11 +59,11 @@ def measure(runtime: Runtime, request: ProbeRequest, *, timeout: float, memory: 
         sandbox = runtime.start_probe(options, memory=memory)
     except StartFailed as error:
         return answer | _nothing() | {"failure": {"kind": "no-result", "detail": str(error)}}
-    with (sandbox.folder.path / "result").open("r+b", 0) as file:
-        try:
-            failure = wait(sandbox, file.fileno(), timeout=timeout, memory=memory)
-        finally:
-            sandbox.end()
+    with contextlib.ExitStack() as stack:
+        stack.callback(sandbox.end)
+        file = stack.enter_context((sandbox.folder.path / "result").open("r+b", 0))
+        failure = wait(sandbox, file.fileno(), timeout=timeout, memory=memory)
+        sandbox.end()
         result = read_result(file)  # by its descriptor, for what was measured may have removed the file
     for known in result.known.values():
         known.file = known.file and str(runtime.outside(known.file))

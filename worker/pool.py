@@ -31,9 +31,9 @@ def share_out(asked: dict[tuple[str, str], float], size: int) -> Counter[tuple[s
 
 
 class Pool:
-    """`size` sandboxes, made by a thread of its own, where `has_room` allows so many bytes more.
+    """`size` sandboxes, made by a thread of its own, as far as they fit into the bytes that calls leave: `room` says how many.
 
-    `on_change` hears whenever its memory is another.
+    Calls come first: whoever lets them use more calls `give_way` then.
     """
 
     def __init__(
@@ -42,12 +42,10 @@ class Pool:
         size: int,
         start_timeout: float,
         *,
-        has_room: Callable[[int], bool] = lambda _: True,
-        on_change: Callable[[], object] = lambda: None,
+        room: Callable[[], int] = lambda: UNLIMITED,
     ) -> None:
         self.runtime = runtime
-        self.has_room = has_room
-        self.on_change = on_change
+        self.room = room
         self.sizes: dict[tuple[str, str], int] = {}  # bytes that a sandbox of it had last
         self.size = size
         self.start_timeout = start_timeout
@@ -105,6 +103,21 @@ class Pool:
         with self.changed:
             return sum(self.bytes.values())
 
+    def give_way(self) -> None:
+        """Ends what does not fit into the bytes that calls leave; of what is asked for least, first."""
+        if not self.size:
+            return
+        room = self.room()  # without the lock: who answers has one of his own, and may be asking for `memory`
+        gone = []
+        with self.changed:
+            while self.bytes and sum(self.bytes.values()) > room:
+                held = (key for key, talks in self.ready.items() if talks)
+                talk = self.ready[min(held, key=lambda key: self.asked.get(key, 0.0) / len(self.ready[key]))].pop()
+                del self.bytes[talk]
+                gone.append(talk)
+        for talk in gone:
+            talk.close()
+
     def lacking(self) -> CheckpointSpec | None:
         """The checkpoint that should have more sandboxes than it has."""
         asked = {key: count for key, count in self.asked.items() if key in self.specs}
@@ -148,7 +161,7 @@ class Pool:
                 talk.close()
             if spec is None:
                 continue
-            if not self.has_room(self.sizes.get(spec.key, UNKNOWN)):
+            if self.memory + self.sizes.get(spec.key, UNKNOWN) > self.room():
                 time.sleep(RETRY_S)
                 continue
             try:
@@ -164,7 +177,7 @@ class Pool:
                     self.bytes[talk] = self.sizes[spec.key] = talk.sandbox.memory()
             if not wanted:
                 talk.close()
-            self.on_change()
+            self.give_way()  # to a call that came meanwhile
 
     def close(self) -> None:
         """Ends all that it holds."""

@@ -41,7 +41,7 @@ from readie.units import MB
 from worker import cgroups, executor
 from worker.bundle import check_resources, copy_pip, cpu_features, fingerprint, make_bundle
 from worker.executor import Header, children_of
-from worker.runtime import UNLIMITED, Folder, Saved, SaveFailed, StartFailed, Talk, remove_tree
+from worker.runtime import GROWTH, UNLIMITED, Folder, Saved, SaveFailed, StartFailed, Talk, remove_tree
 from worker.specification import (
     BUNDLE,
     CALL,
@@ -62,7 +62,6 @@ END_S = 5.0  # how long ending a process may take
 RETRY_S = 1.0  # after creating ahead has failed
 RECORD = "etc/readie/rootfs.json"  # of a root filesystem
 NAMED = re.compile(r"readie-[0-9a-f]{6}-[0-9a-f]{8}")  # sandboxes
-NEAR = 2_000_000  # bytes below its limit: as good as at it
 AHEAD_BYTES = 40_000_000  # a sandbox that was created, and its gofer
 OLDEST = 20240101  # of runsc's releases: older ones save otherwise
 SUBREAPER = 36  # prctl
@@ -103,6 +102,7 @@ class RunscRuntime:
         self.maker: threading.Thread | None = None
         self.closing = False
         self.cleaner = ThreadPoolExecutor(2, thread_name_prefix="delete")
+        self.left: set[str] = set()  # sandboxes of which something could not be removed yet
         ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
 
     # -- what this host is --
@@ -244,7 +244,7 @@ class RunscRuntime:
         finally:
             os.close(descriptor)
         if process.poll():
-            fits = cgroups.most_memory(sandbox.name) < sandbox.limit - NEAR and not sandbox.starved()
+            fits = not cgroups.was_full(sandbox.name) and not cgroups.ran_out(sandbox.name, sandbox.limit)
             reason = last_line(sandbox.bundle) if fits else "it does not fit into the call's memory"
             raise StartFailed(f"runsc restore: {reason}", blame=fits)
 
@@ -266,11 +266,11 @@ class RunscRuntime:
         """A sandbox that was created, and not started. Raises `StartFailed`."""
         name = self.new_name()
         folder = Folder(self.sandboxes / name, UID)
-        if probe:
-            (folder.path / "result").touch(0o600)
-            folder.own(folder.path / "result")
         sandbox = RunscSandbox(self, name, folder, self.bundles / name)
         try:
+            if probe:
+                (folder.path / "result").touch(0o600)
+                folder.own(folder.path / "result")
             self.write_bundle(name, folder.path, mode, options, memory=memory)
             pid_file = sandbox.bundle / "pid"
             self.run(["create", "--bundle", str(sandbox.bundle), "--pid-file", str(pid_file), name], sandbox.bundle)
@@ -364,12 +364,15 @@ class RunscRuntime:
 
     def delete(self, name: str) -> None:
         """Removes what runsc, the kernel and this runtime keep of a sandbox whose processes have ended."""
+        end_strays(name)  # runsc would wait for what is left of it, and give up
         with contextlib.suppress(StartFailed, OSError):
             self.run(["delete", "--force", name], self.bundles / name)
         end_strays(name)
         reap_stubs()
-        cgroups.remove_groups(name)
-        remove_tree(self.bundles / name)
+        self.left.add(name)
+        for other in sorted(self.left):  # those of which a process took long to end come with a later one
+            if remove_rest(self.folder, other, wait_s=cgroups.EMPTY_S if other == name else 0):
+                self.left.discard(other)
 
     def remove_orphans(self) -> int:
         return end_orphans(self.folder)
@@ -383,6 +386,8 @@ class RunscRuntime:
         for sandbox in self.made:
             sandbox.end()
         self.cleaner.shutdown()
+        for name in sorted(self.left):
+            remove_rest(self.folder, name)
 
 
 class RunscSandbox:
@@ -394,6 +399,8 @@ class RunscSandbox:
         self.folder = folder
         self.bundle = bundle
         self.exit_descriptor = -1
+        self.bell = -1
+        self.rung = UNLIMITED  # the limit that the kernel rings it for
         self.helpers: list[int] = []  # descriptors of the processes besides it: its gofer
         self.pids: list[int] = []  # of all of them
         self.limit = UNLIMITED  # bytes
@@ -404,15 +411,26 @@ class RunscSandbox:
 
     def attach(self, pid: int) -> None:
         """Knows its processes from now on, right after they were created."""
-        AWAITED.add(pid)
-        self.exit_descriptor = os.pidfd_open(pid)
+        self.exit_descriptor = self.watch(pid)
         deadline = time.monotonic() + 1.0
         while not self.helpers and time.monotonic() < deadline:  # /proc may leave out a child while another one ends
-            found = [other for other in find_strays(self.name) if other != pid]
-            AWAITED.update(found)
-            self.helpers = [os.pidfd_open(other) for other in found]
-        self.pids = [pid, *found]
+            for other in find_strays(self.name):
+                if other != pid:
+                    self.helpers.append(self.watch(other))
         cgroups.pause_when_full(self.name)
+        self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def watch(self, pid: int) -> int:
+        """A descriptor of one of its processes, which only `end` reaps from now on. Raises `OSError`, and ends it then."""
+        AWAITED.add(pid)
+        try:
+            descriptor = os.pidfd_open(pid)
+        except OSError:
+            end_child(pid)
+            AWAITED.discard(pid)
+            raise
+        self.pids.append(pid)
+        return descriptor
 
     def memory(self, *, exact: bool = False) -> int:  # noqa: ARG002 - the kernel counts exactly
         try:
@@ -424,12 +442,15 @@ class RunscSandbox:
         self.limit = limit
         with contextlib.suppress(OSError):  # more is in use: it stays as it was, and `memory` says how much
             cgroups.limit_memory(self.name, limit)
+        if limit != self.rung:  # each time is one more that the kernel remembers
+            self.rung = limit
+            cgroups.ring(self.name, self.bell, int(limit * GROWTH))
 
     def starved(self) -> bool:
         if cgroups.was_full(self.name):
             return True
         # Where it was the kernel that wanted memory for it, a call of gVisor's fails, and it ends by itself.
-        return self.wait_exit(0) and cgroups.most_memory(self.name) > self.limit - NEAR
+        return self.wait_exit(0) and cgroups.ran_out(self.name, self.limit)
 
     def wait_exit(self, timeout: float) -> bool:
         poll = select.poll()
@@ -445,6 +466,8 @@ class RunscSandbox:
         # The sandbox ends as the first process in it: with its exit code, or 128 and the number of its signal.
         if self.status > 128 and self.status - 128 in signal.valid_signals():
             return signal.Signals(self.status - 128).name
+        if cgroups.was_crowded(self.name):  # gVisor itself cannot go on then
+            return f"exit code {self.status}: it wanted more processes than SANDBOX_PROCESSES allows"
         return f"exit code {self.status}"
 
     def reap(self) -> None:
@@ -471,6 +494,8 @@ class RunscSandbox:
             self.command.kill()
             self.command.wait()
         try:
+            if self.bell >= 0:
+                os.close(self.bell)
             self.folder.close()
         finally:
             try:
@@ -552,6 +577,15 @@ def end_process(descriptor: int, wait_s: float = 1.0) -> None:
     os.close(descriptor)
 
 
+def end_child(pid: int) -> None:
+    """Ends and reaps a child of this process for which there is no descriptor: until it is reaped, its number is its own."""
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + END_S
+        while not os.waitpid(pid, os.WNOHANG)[0] and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+
 def end_strays(name: str) -> None:
     """Ends what a failed command of runsc may have left of a sandbox."""
     for pid in find_strays(name):
@@ -561,17 +595,27 @@ def end_strays(name: str) -> None:
 
 def end_orphans(folder: Path) -> int:
     """Ends and removes the sandboxes that an earlier run of a runtime in `folder` has left; how many there were."""
-    bundles, sandboxes = folder / "bundles", folder / "sandboxes"
-    found = {path.name for place in (bundles, sandboxes) if place.is_dir() for path in place.iterdir()}
-    left = sorted(name for name in found if NAMED.fullmatch(name))
+    places = [folder / place for place in ("bundles", "sandboxes", "state")]
+    found = [path.name for place in places if place.is_dir() for path in place.iterdir()]
+    left = sorted({match.group() for name in found if (match := NAMED.search(name))})
     for name in left:
         end_orphan(name)
-        for state in (folder / "state").glob(f"*{name}*"):  # what runsc itself would remove
-            state.unlink(missing_ok=True)
-        cgroups.remove_groups(name)
-        remove_tree(sandboxes / name)
-        remove_tree(bundles / name)
+        remove_rest(folder, name)
     return len(left)
+
+
+def remove_rest(folder: Path, name: str, *, wait_s: float = cgroups.EMPTY_S) -> bool:
+    """Removes what is left of a sandbox whose processes have ended, of a runtime in `folder`; False if something stays.
+
+    Its bundle was there before runsc was asked for anything, and goes last: by it, a later run finds what stays.
+    """
+    for state in (folder / "state").glob(f"*{name}*"):  # what runsc itself would remove
+        state.unlink(missing_ok=True)
+    remove_tree(folder / "sandboxes" / name)
+    if not cgroups.remove_groups(name, wait_s=wait_s):
+        return False
+    remove_tree(folder / "bundles" / name)
+    return True
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -63,7 +63,7 @@ class StartFailed(Exception):
 
 
 class SaveFailed(Exception):
-    """A checkpoint could not be captured. `kind`: raised, exit, signal, threads, processes, timeout, memory."""
+    """A checkpoint could not be captured. `kind`: raised, exit, signal, threads, processes, sockets, timeout, memory."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(detail)
@@ -81,6 +81,10 @@ class Sandbox(Protocol):
     @property
     def exit_descriptor(self) -> int:
         """Readable once the sandbox's first process has ended."""
+
+    @property
+    def bell(self) -> int:
+        """Readable when its memory is nearly at its limit; -1 where nothing but a look at `memory` tells."""
 
     def memory(self, *, exact: bool = False) -> int:
         """Bytes of anonymous memory of the whole tree; `exact` counts what processes share once, and takes longer."""
@@ -298,6 +302,8 @@ class Talk:
         self.selector = selectors.DefaultSelector()
         self.selector.register(sandbox.exit_descriptor, selectors.EVENT_READ, "exit")
         self.selector.register(sandbox.folder.listener, selectors.EVENT_READ, "listener")
+        if sandbox.bell >= 0:
+            self.selector.register(sandbox.bell, selectors.EVENT_READ, "memory")
         for name, pipe in self.pipes.items():
             self.selector.register(pipe, selectors.EVENT_READ, name)
 
@@ -386,6 +392,9 @@ class Talk:
                 self.read_output(name)
             if "stop" in events and self.ties and self.ties.stop.problem:
                 raise self.ties.stop.problem
+            if "memory" in events:  # a look now and then would come too late for what takes memory fast
+                os.eventfd_read(self.sandbox.bell)
+                self.watch_memory()
             if "listener" in events:
                 self.accept()
             if "channel" in events and not self.receive():
@@ -501,7 +510,12 @@ def open_sandbox(runtime: Runtime, spec: CheckpointSpec | None, call: Call, ties
     Raises `StartFailed` if there is none, or what else ended the call.
     """
     started = time.monotonic()
-    talk = Talk(runtime.start(spec, memory=call.memory))
+    sandbox = runtime.start(spec, memory=call.memory)
+    try:
+        talk = Talk(sandbox)
+    except BaseException:
+        sandbox.end()
+        raise
     try:
         if ties:
             talk.begin(call, ties)

@@ -54,7 +54,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0.0  # what one sandbox may keep busy; of runsc alone
     sandbox_processes: Annotated[
         int, msgspec.Meta(ge=0, le=1_000_000, description="a whole number from 0 (no limit) to 1000000")
-    ] = 512  # threads of the host that one sandbox may have, about thirty of them gVisor's own; of runsc alone
+    ] = 512  # threads of the host that one sandbox may have: about thirty, and two for each process; of runsc alone
     sandbox_network: Literal["none", "host"] = (
         "none"  # host: calls have this host's network, and start cold; of runsc alone
     )

@@ -41,7 +41,7 @@ class Limits:
     """What every sandbox of a worker is held to, besides its memory."""
 
     cpus: float = 0.0  # processors that it may keep busy; 0: all
-    processes: int = 512  # host threads: one for each thread inside, and about thirty of gVisor's own; 0: no limit
+    processes: int = 512  # host threads: two for each process inside, and about thirty of gVisor's own; 0: no limit
 
 
 @dataclass(frozen=True)
@@ -149,6 +149,7 @@ def make_configuration(
             "cwd": "/",
             "noNewPrivileges": True,
             "capabilities": {},
+            "oomScoreAdj": 1000,  # if the machine runs out of memory, a sandbox goes before the agent
         },
         "root": {"path": str(rootfs), "readonly": False},  # the overlay takes what is written
         "hostname": name,
