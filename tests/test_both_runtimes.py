@@ -274,7 +274,7 @@ def import_slowly() -> int:
 
 def test_a_call_that_was_given_up_before_it_ran_costs_no_session(ready: Line) -> None:
     """It may still import when the next one comes: that waits for it."""
-    for session_id in ("patient", "still", "again", "once-more"):
+    for session_id in (f"patient-{number}" for number in range(12)):
         remote(remember, session_id=session_id)(1)
         given_up = remote(import_slowly, session_id=session_id).submit()
         given_up.cancel()
