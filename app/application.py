@@ -4,6 +4,7 @@ import asyncio
 import ipaddress
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -68,6 +69,9 @@ from readie.wire import problem_of
 
 #: Seconds between two looks for payloads and results that are past their time.
 PRUNE_INTERVAL = 60.0
+
+#: Threads for requests, besides those of the groups: more than there are connections to the database.
+THREADS = 32
 
 #: What a body may have besides its payload: 10,000 modules and 1,000 packages of 1,024 characters.
 MOST_OF_THE_REST = 16 * 1024 * 1024
@@ -141,7 +145,7 @@ def create_app(settings: RouterSettings, database: Database, wake_ups: WakeUps |
             "serving": Provide(lambda: serving, sync_to_thread=False),
         },
         exception_handlers={Exception: answer_problem},
-        lifespan=[_relaying(database, serving.wake_ups), _sweeping(serving)],
+        lifespan=[_threads, _relaying(database, serving.wake_ups), _sweeping(serving)],
         request_class=WireRequest,
         response_class=WireResponse,
         request_max_body_size=settings.max_payload * 4 // 3 + MOST_OF_THE_REST,  # in JSON a payload is base64
@@ -232,6 +236,13 @@ def _as_problem(error: Exception) -> ReadieError | None:
         case HTTPException(status_code=status) if 400 <= status < 500:
             return BadRequest(error.detail)
     return None
+
+
+@asynccontextmanager
+async def _threads(_application: Litestar) -> AsyncIterator[None]:
+    """Threads for what requests do in the database: asyncio's own number of them goes by the processors alone."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="request"))
+    yield
 
 
 def _sweeping(serving: Serving) -> Callable[[Litestar], Any]:

@@ -42,7 +42,7 @@ _TABLES = (catalogues, distributions, checkpoints, contents, planes, closures, i
 
 MAX_NS = 2**63 - 1
 
-#: Seconds that an import may compute between two of its statements.
+#: Seconds that an import may compute, and files may be read, between two statements.
 LONGEST_PAUSE = 600.0
 
 #: Documents are read one at a time: a big one takes up to 800 MB meanwhile.
@@ -294,6 +294,7 @@ def load_catalogue_dir(database: Database, folder: Path | None) -> list[str]:
     files: list[_File] = []
     doubtful: set[Flavor] = set()  # a bad file may be theirs
     with database.reading() as connection:
+        database.let_pause(connection, LONGEST_PAUSE)  # while it reads files
         active = {row.flavor: row for row in connection.execute(statement("list_active_catalogues"))}
         if folder is not None:
             try:

@@ -37,8 +37,10 @@ OLDEST_STORAGE = "v1.2.0"
 #: Connections of a process at most.
 POOL_SIZE = 20
 
-#: Pages that are read at a time at most, and how long a statement of theirs may run.
+#: Pages that are read at a time at most, how long one waits for its turn, and how long it may read then. Who waits has a
+#: thread of the router's, so it is not for long.
 MOST_BROWSING = 4
+TURN_SECONDS = 1.0
 BROWSING_SECONDS = 10.0
 
 #: Bytes of the answer to a query of people's, more or less.
@@ -176,9 +178,10 @@ class Database:
     def browsing(self, within_s: float = BROWSING_SECONDS) -> Iterator[Connection]:
         """As `reading`, for what people look at: a few at a time, and not for long, so that it holds up no call.
 
-        Raises `QueryTimeout`, and `QueryBusy` when it was not its turn within `within_s`.
+        Raises `QueryTimeout` (on PostgreSQL each statement has `within_s`), and `QueryBusy` when it was not its turn
+        within `TURN_SECONDS`.
         """
-        if not self._browsing.acquire(timeout=within_s):
+        if not self._browsing.acquire(timeout=TURN_SECONDS):
             raise QueryBusy(f"{MOST_BROWSING} pages are being read")
         try:
             with self.reading() as connection:

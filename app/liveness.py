@@ -177,10 +177,10 @@ def sweep(database: Database, settings: RouterSettings, *, heard: bool = True) -
             return []
         database.let_pause(guard, LONGEST_SWEEP)
         set_times_back(database)
-        return _sweep(database, settings, asked_at) if heard else []
+        return _sweep(database, settings, asked_at, guard) if heard else []
 
 
-def _sweep(database: Database, settings: RouterSettings, asked_at: float) -> list[str]:
+def _sweep(database: Database, settings: RouterSettings, asked_at: float, guard: Connection) -> list[str]:
     topics: list[str] = []
     ttl = {"ttl_ms": round(settings.worker_ttl * 1000)}
     with database.reading() as connection:
@@ -189,11 +189,12 @@ def _sweep(database: Database, settings: RouterSettings, asked_at: float) -> lis
     if took > STALLED_SECONDS:  # no report came through either
         raise DatabaseUnavailable(f"it took {took:.0f} seconds to say which workers are silent")
     for lease in due:
+        guard.exec_driver_sql("SELECT 1")  # it does something: this sweep does not stall
         try:
             with database.transaction() as connection:
                 topics += end_due_lease(connection, database, settings, lease)
         except _WaitsForRoom as waits:
-            log.info("call waits for room", placement_id=lease.placement_id, cause=lease.cause, reason=str(waits))
+            log.debug("call waits for room", placement_id=lease.placement_id, cause=lease.cause, reason=str(waits))
         except DatabaseUnavailable:
             raise
         except Exception:  # one that cannot be ended must not keep the others waiting
@@ -201,6 +202,7 @@ def _sweep(database: Database, settings: RouterSettings, asked_at: float) -> lis
     with database.reading() as connection:
         silent = connection.execute(statement("silent_workers"), ttl).scalars().all()
     for worker_id in silent:
+        guard.exec_driver_sql("SELECT 1")
         try:
             with database.transaction() as connection:
                 database.lock(connection, PLACEMENTS)  # nothing is placed on it meanwhile
@@ -244,7 +246,8 @@ def end_due_lease(connection: Connection, database: Database, settings: RouterSe
         except ReadieError as refused:
             if due.may_wait and isinstance(refused, NoCapacity | NoWorkers):
                 raise _WaitsForRoom(refused.detail) from refused
-            error = refused
+            lost = f"worker {lease.worker_id} was lost, and the call cannot be placed again: {refused.detail}"
+            error = WorkerLost(lost) if lease.accepted else refused
         else:
             log.info("call placed again", call_id=lease.call_id, cause=due.cause, worker_id=placement.worker_id)
             return [*topics, worker_topic(placement.worker_id)]
@@ -257,11 +260,12 @@ def end_due_lease(connection: Connection, database: Database, settings: RouterSe
 def _reason_to_fail(cause: str, lease: Row[Any], call: Row[Any]) -> ReadieError | None:
     """Why the call of an ended lease fails; None: it is placed again."""
     if not lease.accepted:
-        if call.attempts < MOST_PLACEMENTS:
+        if call.attempts < (MOST_RUNS if call.retry else MOST_PLACEMENTS):
             return None
         return PlacementError(
             f"no worker accepted the call: it was placed {call.attempts} times, last on {lease.worker_id}",
-            "Nothing ran. See whether the agents of the workers still fetch their placements.",
+            ("" if call.retry else "Nothing ran. ")
+            + "See whether the agents of the workers still fetch their placements.",
         )
     if cause == "deadline":
         return CallTimeout(f"worker {lease.worker_id} sent no result in time")

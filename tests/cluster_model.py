@@ -412,13 +412,15 @@ class Router:
             if accepted:
                 self.stop(placement_id, lease)
             if not accepted:
-                problem = "" if call.attempts < MOST_PLACEMENTS else PlacementError.slug
+                most = MOST_RUNS if call.request.retry else MOST_PLACEMENTS
+                problem = "" if call.attempts < most else PlacementError.slug
             elif cause == "deadline":
                 problem = "call-timeout"
             else:
                 again = call.request.retry and not call.continues and call.attempts < MOST_RUNS
                 problem = "" if again else "worker-lost"
-            problem = problem or self.place_again(lease.call_id, call)
+            if not problem and (problem := self.place_again(lease.call_id, call)) and accepted:
+                problem = "worker-lost"
             if problem:
                 call.state, call.outcome = "failed", problem
                 self.leave(placement_id, lease, None)

@@ -3,8 +3,9 @@
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from app.database import Database, RowRefused, open_database
 from app.tables import catalogues, items, metadata, worker_generations
 from readie.closure import compute_closures
 from readie.cost import closure, price_catalogue
-from readie.document import Catalogue, _Source
+from readie.document import Catalogue, _Source, peek_flavor
 from readie.errors import BadDocument, DatabaseUnavailable, UnknownCatalogue
 from readie.flavor import Flavor
 from readie.projection import load_catalogue, write_projection
@@ -832,3 +833,21 @@ def test_a_catalogue_that_is_not_there_is_not_found(database: Database) -> None:
     with database.reading() as connection:
         assert find_catalogue(connection, "0" * 64) is None
         assert find_active_catalogue(connection, Flavor.GPU) is None
+
+
+@pytest.mark.parametrize("kind", ["postgresql"], indirect=True)
+def test_files_may_take_longer_to_read_than_a_transaction_may_pause(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow disk keeps no router from starting."""
+    write(tmp_path / "cpu.json", make_worked_example())
+
+    def read_slowly(path: Path) -> Flavor | None:
+        time.sleep(1.5)
+        return peek_flavor(path)
+
+    monkeypatch.setattr("app.catalogue.peek_flavor", read_slowly)
+    with closing(open_database(database_url, idle_s=1.0)) as database:
+        load_catalogue_dir(database, tmp_path)
+
+        assert len(imported(database)) == 1

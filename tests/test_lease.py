@@ -491,6 +491,7 @@ def test_a_call_that_may_wait_for_room_does_so_again(database: Database) -> None
     fall_silent(database)
     sweep(database, SETTINGS)
     assert (the_call(database)["state"], the_call(database)["attempts"]) == ("placed", 1)
+    assert rows(database, "SELECT * FROM workers") == []  # it is gone all the same, with its sessions
     report(database, "other")
     sweep(database, SETTINGS)
 
@@ -522,6 +523,18 @@ def test_a_call_that_all_its_workers_are_lost_with_is_not_placed_for_ever(databa
 
     call = the_call(database)
     assert (call["state"], call["outcome"], call["attempts"]) == ("failed", "worker-lost", 5)
+
+
+def test_a_call_that_ran_on_a_lost_worker_is_lost_where_there_is_no_other(database: Database) -> None:
+    """retry=True: it may have had effects, so that it is not said that nothing ran."""
+    accepted(database, retry=True, queue_timeout=60)
+    fall_silent(database)
+    sweep(database, SETTINGS)
+
+    assert (the_call(database)["state"], the_call(database)["outcome"]) == ("failed", "worker-lost")
+    problem = the_result(database).problem
+    assert problem is not None
+    assert "no worker is ready" in problem.detail
 
 
 def test_a_worker_that_was_restarted_has_lost_what_it_ran(database: Database) -> None:

@@ -149,7 +149,7 @@ def test_nothing_is_restored_for_which_there_is_no_room(runtime: Runtime) -> Non
 
 
 def test_what_calls_leave_no_more_room_for_is_ended(runtime: Runtime) -> None:
-    """No more than that, and first what is asked for least."""
+    """No more than that, and first what is asked for least; once there is room, others are made."""
     room = [GIB]
     pool = Pool(runtime, 3, 60.0, room=lambda: room[0])
     pool.offer(FIRST)
@@ -167,6 +167,8 @@ def test_what_calls_leave_no_more_room_for_is_ended(runtime: Runtime) -> None:
     room[0] = 0
     pool.give_way()
     assert (held(pool), pool.memory) == ({}, 0)
+    room[0] = GIB
+    wait_for(lambda: held(pool) == {"first": 2, "second": 1})
     pool.close()
 
 

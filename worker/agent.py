@@ -193,7 +193,7 @@ class Agent:
         log.info("stopping", running=running)
         self.say_removed()
         with self.idle:
-            self.idle.wait_for(lambda: not self.runs)
+            self.idle.wait_for(lambda: not self.runs and not self.telling)
         self.end_sessions(lambda _: True)
         self.pool.close()
         self.say_removed()

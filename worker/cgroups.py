@@ -126,6 +126,6 @@ def remove_groups(name: str, *, wait_s: float = EMPTY_S) -> bool:
                 if error.errno == errno.EBUSY and time.monotonic() < deadline:  # its last process still ends
                     time.sleep(0.01)
                     continue
-                gone = False
+                gone = gone and not (top / name).exists()  # where nothing is there, a hierarchy may still refuse
             break
     return gone

@@ -254,6 +254,7 @@ class ForkRuntime:
     ) -> tuple[int, int, "Future[int | None]", Callable[[], None]]:
         """What a sandbox that is this process's own child is made of. Raises `OSError`, and ends it then."""
         try:
+            note_process(folder.path, process.pid)
             descriptor = os.pidfd_open(process.pid)
         except OSError:
             process.kill()
@@ -266,7 +267,6 @@ class ForkRuntime:
             status.set_result(reap_group(process.pid))
             process.wait()
 
-        note_process(folder.path, process.pid)
         return process.pid, descriptor, status, reap
 
     def close(self) -> None:

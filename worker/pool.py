@@ -107,7 +107,7 @@ class Pool:
         """Ends what does not fit into the bytes that calls leave; of what is asked for least, first."""
         if not self.size:
             return
-        room = self.room()  # without the lock: who answers has one of his own, and may be asking for `memory`
+        room = self.room()  # without the lock: who answers has one of his own
         gone = []
         with self.changed:
             while self.bytes and sum(self.bytes.values()) > room:
@@ -115,6 +115,8 @@ class Pool:
                 talk = self.ready[min(held, key=lambda key: self.asked.get(key, 0.0) / len(self.ready[key]))].pop()
                 del self.bytes[talk]
                 gone.append(talk)
+            if gone:
+                self.changed.notify_all()  # others are made once there is room again
         for talk in gone:
             talk.close()
 

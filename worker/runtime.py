@@ -32,6 +32,7 @@ from readie.manifest import CheckpointSpec, Description
 from readie.wire import Answer, Phases, Problem, Result, Stream, problem_of
 from worker.executor import LENGTHS, MAX_HEADER, PROTOCOL, Header, encode_header
 
+RING_S = 0.005  # between two looks because its bell rings
 WATCH_S = 0.05  # how often a sandbox's memory is looked at
 GROWTH = 0.9  # of its limit: a sandbox that uses more is allowed the next step, up to max_memory
 CHUNK = 1024 * 1024
@@ -297,7 +298,7 @@ class Talk:
         self.channel: socket.socket | None = None
         self.pipes = dict(sandbox.folder.pipes)
         self.buffer = bytearray()
-        self.watched = time.monotonic()
+        self.watched = self.rung = time.monotonic()
         self.decoders: dict[Stream, codecs.IncrementalDecoder] = {}
         self.selector = selectors.DefaultSelector()
         self.selector.register(sandbox.exit_descriptor, selectors.EVENT_READ, "exit")
@@ -394,6 +395,8 @@ class Talk:
                 raise self.ties.stop.problem
             if "memory" in events:  # a look now and then would come too late for what takes memory fast
                 os.eventfd_read(self.sandbox.bell)
+                time.sleep(max(0.0, self.rung + RING_S - time.monotonic()))  # it rings at each crossing, also downwards
+                self.rung = time.monotonic()
                 self.watch_memory()
             if "listener" in events:
                 self.accept()
@@ -568,7 +571,9 @@ def run_in(talk: Talk, call: Call, ties: Ties, *, arrived: float, restore: float
         if talk.ties is None:
             talk.begin(call, ties)
         ties.on_start(talk.sandbox.memory())
-        late = SandboxFailed(f"the function did not start within {call.start_timeout:g} s: its imports take longer")
+        late = SandboxFailed(
+            f"the function did not start within {call.start_timeout:g} s: what it installs or imports takes longer"
+        )
         start_by = time.monotonic() + call.start_timeout
         if ties.fetch:
             installed = install(talk, ties.fetch, start_by, call.start_timeout)

@@ -138,17 +138,18 @@ WHERE calls.state IN ('placed', 'accepted')
 ORDER BY leases.placement_id;
 
 -- name: leases_of_unknown_workers
--- Leases on workers that are not there: a worker is evicted after its leases have ended.
+-- Leases on workers that are not there: a worker is evicted after its leases have ended, but for calls that wait for room.
 -- parameters: none
 -- returns: about (placement), found
 SELECT leases.placement_id AS about, concat('there is no worker ', leases.worker_id) AS found
 FROM leases
 LEFT JOIN workers ON workers.worker_id = leases.worker_id
-WHERE workers.worker_id IS NULL
+LEFT JOIN calls ON calls.call_id = leases.call_id
+WHERE workers.worker_id IS NULL AND (leases.accepted_at IS NOT NULL OR coalesce(calls.queue_ms, 0) = 0)
 ORDER BY leases.placement_id;
 
 -- name: leases_overdue
--- Leases that some sweeps should have ended: no router sweeps, or it cannot end them.
+-- Leases that some sweeps should have ended: no router sweeps, or it cannot end them. Not of calls that wait for room.
 -- parameters: ttl_ms bigint, late_ms bigint
 -- returns: about (placement), found
 SELECT
@@ -159,7 +160,7 @@ SELECT
         ELSE concat('worker ', leases.worker_id, ' was heard last at ', workers.heard_at)
     END AS found
 FROM leases
-JOIN workers ON workers.worker_id = leases.worker_id
+LEFT JOIN workers ON workers.worker_id = leases.worker_id
 LEFT JOIN calls ON calls.call_id = leases.call_id
 WHERE (
       leases.deadline_at <= now() - CAST(:late_ms AS bigint) * INTERVAL '1 millisecond'
@@ -373,7 +374,7 @@ WHERE workers.worker_id IS NULL
 ORDER BY kept.worker_id COLLATE "C", kept.place;
 
 -- name: times_to_come
--- Times of what has happened that lie in the future, and deadlines that no setting gives: the clock was set back.
+-- Times of what has happened that lie in the future, and times to accept that no setting gives: the clock was set back.
 -- parameters: future_ms bigint, accept_ms bigint
 -- returns: about (whose time it is), found
 SELECT noted.about, concat(noted.what, ' ', noted.noted_at) AS found

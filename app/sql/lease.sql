@@ -361,22 +361,30 @@ WHERE workers.worker_id IS NULL
 ORDER BY leases.placed_at, leases.placement_id;
 
 -- name: silent_workers
--- Workers that were not heard from in time, and hold no lease any more.
+-- Workers that were not heard from in time, and hold no lease any more but for calls that wait for room elsewhere.
 -- parameters: ttl_ms bigint
 -- returns: worker_id
 SELECT worker_id FROM workers
 WHERE heard_at <= now() - CAST(:ttl_ms AS bigint) * INTERVAL '1 millisecond'
-  AND NOT EXISTS (SELECT 1 FROM leases WHERE leases.worker_id = workers.worker_id)
+  AND NOT EXISTS (
+      SELECT 1 FROM leases LEFT JOIN calls ON calls.call_id = leases.call_id
+      WHERE leases.worker_id = workers.worker_id
+        AND (leases.accepted_at IS NOT NULL OR coalesce(calls.queue_ms, 0) = 0)
+  )
 ORDER BY worker_id COLLATE "C";
 
 -- name: evict_worker
--- Forgets a worker that is still silent and holds no lease.
+-- Forgets a worker that is still silent and holds no lease, as silent_workers says.
 -- parameters: worker_id text, ttl_ms bigint
 -- returns: worker_id; no row: it was heard from, or got a call, meanwhile
 DELETE FROM workers
 WHERE worker_id = CAST(:worker_id AS text)
   AND heard_at <= now() - CAST(:ttl_ms AS bigint) * INTERVAL '1 millisecond'
-  AND NOT EXISTS (SELECT 1 FROM leases WHERE leases.worker_id = workers.worker_id)
+  AND NOT EXISTS (
+      SELECT 1 FROM leases LEFT JOIN calls ON calls.call_id = leases.call_id
+      WHERE leases.worker_id = workers.worker_id
+        AND (leases.accepted_at IS NOT NULL OR coalesce(calls.queue_ms, 0) = 0)
+  )
 RETURNING worker_id;
 
 -- name: delete_old_payloads
