@@ -48,8 +48,9 @@ soak: setup ## ten minutes of calls through three routers, then ten more while r
 	cd $(CURDIR) && $(BIN)/python -m benchmarks.soak --seconds 600
 	cd $(CURDIR) && $(BIN)/python -m benchmarks.soak --seconds 600 --kill-every 30
 
-bench: setup ## measure speed against the usual practice and the limit, into benchmarks/results.jsonl
+bench: setup ## measure speed against the usual practice and the limit, into benchmarks/results.jsonl; then the dashboard's pages
 	$(BIN)/python benchmarks/run.py
+	cd $(CURDIR) && $(BIN)/python -m benchmarks.pages
 
 check: setup ## lint, format and types
 	$(BIN)/ruff check
@@ -71,8 +72,8 @@ build: setup ## the wheel and the source distribution, into dist/
 site: setup ## the documentation as a site, in build/site
 	$(BIN)/sphinx-build -W --keep-going -n -q -d build/site-read docs build/site
 
-guides: setup ## follow tutorial and how-to guides as a newcomer would, each command of them
-	@$(BIN)/pytest -m guides tests/test_tutorial.py
+guides: setup ## follow tutorial, how-to guides and examples as a newcomer would, each command of them
+	@TUTORIAL_WHOLE=1 $(BIN)/pytest -m guides
 
 generation: setup ## the whole pipeline for one flavor: make generation FLAVOR=cpu ROOTFS=… CORPUS=…
 	$(BIN)/readie-pipeline generation --flavor $(FLAVOR) --rootfs $(ROOTFS) --runtime $(RUNTIME) --out $(OUT) $(CORPUS)

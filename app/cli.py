@@ -36,7 +36,7 @@ from app.check import check_rows
 from app.database import Database, check_schema, copy_duckdb, migrate, open_database, read_revisions, shown
 from app.explain import explain as explain_modules
 from app.hangups import Hangups
-from app.query import list_views, run_query
+from app.query import cell_of_csv, list_views, run_query
 from app.settings import RouterSettings
 from app.tls import server_certificate
 from app.waiting import WakeUps
@@ -298,7 +298,7 @@ def _check_file(file: Path) -> None:
         raise BadFile(f"{file}: {reason}", "Name a catalogue document, such as generation/cpu/catalogue.json.")
 
 
-@app.command(epilog="Example: readie-router activate 0123abcd4567 --flavor gpu")
+@app.command(epilog="Example: readie-router activate 0123abcd4567 --flavor cpu")
 def activate(
     sha256: Annotated[str, typer.Argument(help="Of an imported catalogue, or how it begins; catalogues lists them.")],
     *,
@@ -812,10 +812,7 @@ def _print_sql(answer: SqlAnswer, as_json: bool, as_csv: bool) -> None:
     elif as_csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(answer.columns)
-        writer.writerows(
-            [msgspec.json.encode(each).decode() if isinstance(each, list) else each for each in row]
-            for row in answer.rows
-        )
+        writer.writerows([cell_of_csv(each) for each in row] for row in answer.rows)
     else:
         table = Table(*(Column(_cell(name)) for name in answer.columns))
         for column, values in zip(table.columns, zip(*answer.rows, strict=True), strict=False):

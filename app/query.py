@@ -10,6 +10,8 @@ import threading
 from decimal import Decimal
 from typing import Any
 
+import msgspec
+
 from app.database import Database
 from app.sql import views
 from readie.errors import QueryBusy
@@ -70,3 +72,8 @@ def _plain(value: Any) -> Any:
 def _in_full(number: Decimal) -> str:
     """Each digit, however many; Infinity and NaN have these names."""
     return f"{number:f}"
+
+
+def cell_of_csv(value: object) -> object:
+    """A value as a CSV file has it: lists, true and false as in JSON."""
+    return msgspec.json.encode(value).decode() if isinstance(value, list | bool) else value

@@ -211,10 +211,10 @@ workers = Table(
     Column("incarnation", Text, nullable=False),
     _time("heard_at", nullable=False),
     Column("report", BigInteger, nullable=False, server_default=text("0")),  # the number of what it reported last
-    # the sums over its sandboxes that are `kept`: there are many of them, and only reports change them
-    Column("kept_memory_bytes", BigInteger, nullable=False, server_default=text("0")),
-    Column("kept_gpu_memory_bytes", BigInteger, nullable=False, server_default=text("0")),
-    Column("kept_sandboxes", BigInteger, nullable=False, server_default=text("0")),
+    # There are many sandboxes, and only reports change these sums.
+    Column("kept_memory_bytes", BigInteger, nullable=False, server_default=text("0")),  # of its `kept` sandboxes
+    Column("kept_gpu_memory_bytes", BigInteger, nullable=False, server_default=text("0")),  # of these
+    Column("kept_sandboxes", BigInteger, nullable=False, server_default=text("0")),  # how many these are
     _is_flavor(),
     CheckConstraint("state IN ('starting', 'ready', 'removed')", name="state"),
     CheckConstraint("memory_total_bytes > 0 AND gpu_total_bytes > 0", name="totals"),  # null passes
@@ -246,8 +246,8 @@ sandboxes = Table(
     Column("session_id", Text),
     Column("memory_bytes", BigInteger, nullable=False),
     Column("gpu_memory_bytes", BigInteger, nullable=False),
-    # reported without a call: its worker's row has counted it, and it stays until the next report
-    Column("kept", Boolean, nullable=False, server_default=false()),
+    # Its worker's row has counted it, and it stays until the next report.
+    Column("kept", Boolean, nullable=False, server_default=false()),  # it was reported without a call
     Index("ix_sandboxes_not_kept", "worker_id", postgresql_where=text("NOT kept")).ddl_if(dialect="postgresql"),
     CheckConstraint("memory_bytes > 0 AND gpu_memory_bytes >= 0", name="budgets"),
 )
@@ -292,10 +292,9 @@ calls = Table(
     _time("accepted_at"),
     _time("finished_at"),
     _time("read_at"),
-    # it was given the sandbox of its session: nothing was chosen
-    Column("continues", Boolean, nullable=False, server_default=false()),
-    # how long it may wait for room: before it is placed, and again where its placement ended before it ran
-    Column("queue_ms", BigInteger, nullable=False, server_default=text("0")),
+    Column("continues", Boolean, nullable=False, server_default=false()),  # in its session's sandbox: nothing chosen
+    # Before it is placed, and again where its placement ended before it ran.
+    Column("queue_ms", BigInteger, nullable=False, server_default=text("0")),  # how long it may wait for room
     Index("ix_calls_created_at", "created_at").ddl_if(dialect="postgresql"),
     CheckConstraint("state IN ('placed', 'accepted', 'finished', 'failed', 'cancelled')", name="state"),
     CheckConstraint("max_memory_bytes >= memory_bytes AND memory_bytes > 0", name="memory"),

@@ -2,7 +2,7 @@
 
     python benchmarks/make_catalogue.py --packages 5000 --seed 1 big.json
 
-5,000 packages give about 400 MB: 12.5 million transitive dependencies. The size grows with the square of the number:
+5,000 packages give about 400 MB: 12.3 million transitive dependencies. The size grows with the square of the number:
 250 packages give about 1 MB. The same arguments give the same bytes. It is streamed: memory stays near 100 MB.
 
 What is real about it, and what is a guess: sizes of distributions follow a power law, modules import their parents,

@@ -129,7 +129,8 @@ def tables_of_database() -> list[str]:
         text = source.partition(f'Table(\n    "{table.name}",\n')[2].partition("\n)\n")[0]
         lines += [f"### {table.name}", "", "| column | type | meaning |", "|---|---|---|"]
         for column in table.columns:
-            found = re.search(rf'^    \w+\((?:"{column.name}"|\))[^\n#]*(?:# (.*))?$', text, re.MULTILINE)
+            named = rf'\w+\("{column.name}"' if f'("{column.name}"' in text else rf"_{column.name}\("
+            found = re.search(rf"^    {named}[^\n#]*(?:# (.*))?$", text, re.MULTILINE)
             kind = column.type.compile(dialect=dialect).lower()
             if column.primary_key:
                 kind = f"{kind}, key"

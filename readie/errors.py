@@ -141,7 +141,7 @@ class MethodNotAllowed(UsageError):
 
 class UnknownCall(NotFound):
     slug, title = "unknown-call", "No such call"
-    way_out = "A call is kept until an hour after its result was read, a day at most."
+    way_out = "Calls are remembered for CALLS_KEPT_DAYS, their results for an hour after they were read, a day at most."
 
 
 class UnknownCheckpoint(NotFound):
@@ -309,7 +309,7 @@ class DatabaseBehind(Unavailable):
 
 class QueryTimeout(Unavailable):
     slug, title = "query-timeout", "The query took too long"
-    way_out = "Ask for less, or allow it more with --seconds."
+    way_out = "Ask for less, or allow it more: readie-router sql --seconds."
 
 
 class QueryBusy(Unavailable):
@@ -351,7 +351,7 @@ class RouterStopping(Unavailable):
 
 class RuntimeUnavailable(Unavailable):
     slug, title = "runtime-unavailable", "The runtime cannot be used on this host"
-    way_out = "readie-worker --help names the runtimes and what each needs."
+    way_out = "readie-worker doctor says what the runtime needs."
 
 
 class NeedsGpu(Unavailable):

@@ -3,8 +3,8 @@
 What a block is to be, a comment on the line before it says, which readers do not see:
 
 - `<!-- file: NAME -->`: the block is what the file NAME is to hold.
-- `<!-- not run: REASON -->`: nothing here runs it.
 - `<!-- run by: tests/test_x.py::test_y -->`: that test runs it, or the same command with other arguments.
+- `<!-- run by: .ci/run -->`: the gate does.
 - `<!-- exit: 1 -->`: the command is to end so.
 
 Without one, `sh` is for the terminal, and `text` is what the block before it prints. There, any number stands for any
@@ -15,12 +15,15 @@ import os
 import re
 import selectors
 import signal
+import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+ROOT = Path(__file__).parent.parent
 FENCE = re.compile(
     r"(?P<marks>(?:^<!-- [^\n]* -->\n)*)^```(?P<language>\w*)[^\n`]*\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
@@ -45,7 +48,7 @@ class Block:
     @property
     def is_left_out(self) -> bool:
         """Whether who follows the page passes it by."""
-        return "not run" in self.marks or "run by" in self.marks
+        return "run by" in self.marks
 
     @property
     def is_done(self) -> bool:
@@ -67,6 +70,21 @@ def read_blocks(page: Path) -> list[Block]:
         )
         for found in FENCE.finditer(text)
     ]
+
+
+def clone_project(folder: Path) -> None:
+    """A clean clone, whose virtual environment is the one that runs the tests: `make setup` has nothing to do there."""
+    subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(folder)], check=True)
+    (folder / ".venv").mkdir()
+    for name in ("bin", "include", "lib", "lib64", "pyvenv.cfg"):
+        (folder / ".venv" / name).symlink_to(Path(sys.prefix) / name)
+    (folder / ".venv" / "ready").touch()  # newer than what it is made from
+
+
+def free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
 
 
 def normalize(line: str) -> str:

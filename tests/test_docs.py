@@ -5,7 +5,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections import Counter
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ import click
 import msgspec
 import pytest
 
+import app.tables
 from app.settings import RouterSettings
 from readie.client import ClientSettings
 from readie.errors import ReadieError, problems
@@ -38,7 +38,7 @@ SETTINGS: list[type[msgspec.Struct]] = [RouterSettings, WorkerSettings, ClientSe
 FOLLOWED = ["tutorial.md", *(f"how-to/{page.name}" for page in (ROOT / "docs" / "how-to").glob("*.md"))]
 RUN_TOGETHER = {
     ("sql.md", "sql"),  # tests/test_sql.py, on both databases; what is printed there is the demo's
-    ("reference.md", "sh"),  # the examples of --help: test_commands_of_the_pages_have_the_options_that_they_are_given
+    ("reference.md", "sh"),  # tests/test_examples.py: the examples of --help
 }
 BLOCKS = [block for page in PAGES for block in read_blocks(page)]
 CODE = [block for block in BLOCKS if block.language not in {"", "text", "json"}]
@@ -101,6 +101,23 @@ def test_every_command_is_in_the_reference_with_its_options(reference: str, name
     assert re.search(r"\w\.\n", section)
     assert re.search(rf"```sh\n.*{name} ?.*\n```", section)
     assert [option for option in options if not re.search(rf"^\| `{option}`.*\S \|$", section, re.MULTILINE)] == []
+
+
+def test_what_the_source_says_of_a_column_is_in_the_reference(reference: str) -> None:
+    """The comment beside each column, in the row of its own table."""
+    source = Path(app.tables.__file__).read_text(encoding="utf-8")
+    said = {
+        (table, column): meaning
+        for table, text in re.findall(r'^\w+ = Table\(\n    "(\w+)",\n(.*?)^\)$', source, re.MULTILINE | re.DOTALL)
+        for column, meaning in re.findall(r'^    (?:Column|_\w+)\("(\w+)".*  # (.*)$', text, re.MULTILINE)
+    }
+    shown = {
+        (table, column): rows_of(reference.partition(f"\n### {table}\n")[2].partition("\n### ")[0], f"`{column}`")[0][2]
+        for table, column in said
+    }
+
+    assert len(said) > 40
+    assert shown == {key: meaning.replace("|", "\\|").replace("<", "\\<") for key, meaning in said.items()}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -169,11 +186,6 @@ cat made.txt && touch run
 made
 ```
 
-<!-- not run: it is an example -->
-```sh
-touch left-out
-```
-
 <!-- run by: tests/test_docs.py::test_who_follows_a_page_does_what_counts_as_done -->
 ```sh
 touch left-to-a-test
@@ -186,7 +198,7 @@ open("nobody-runs-python", "w")
 
 
 def test_who_follows_a_page_does_what_counts_as_done(tmp_path: Path) -> None:
-    """Files are written, shells run and their output compared; what is left out, and Python by itself, is not run."""
+    """Files are written, shells run and their output compared; what a test runs, and Python by itself, is not run."""
     (tmp_path / "page.md").write_text(PAGE)
     blocks = read_blocks(tmp_path / "page.md")
     with closing(Terminal(tmp_path, {}, {})) as terminal:
@@ -194,19 +206,19 @@ def test_who_follows_a_page_does_what_counts_as_done(tmp_path: Path) -> None:
         with pytest.raises(AssertionError, match="and this was printed\nmade"):
             terminal.follow([*blocks[:2], replace(blocks[2], text="something else\n")])
 
-    assert [block.is_done for block in blocks] == [True, True, False, False, False, False]
+    assert [block.is_done for block in blocks] == [True, True, False, False, False]
     assert [path.name for path in sorted(tmp_path.iterdir())] == [".script.sh", "made.txt", "page.md", "run"]
 
 
 @pytest.mark.parametrize("block", CODE, ids=str)
-def test_every_block_is_run_or_says_why_not(block: Block) -> None:
-    """By following its page, by the test that it names, or not at all and for a reason."""
+def test_every_block_is_run(block: Block) -> None:
+    """By following its page, or by the test that it names."""
     name = name_of(block.page)
 
     assert block.is_left_out or (name, block.language) in RUN_TOGETHER or (name in FOLLOWED and block.is_done)
 
 
-@pytest.mark.parametrize("block", [block for block in BLOCKS if "run by" in block.marks], ids=str)
+@pytest.mark.parametrize("block", [block for block in BLOCKS if "::" in block.marks.get("run by", "")], ids=str)
 def test_a_block_is_run_by_the_test_that_it_names(block: Block) -> None:
     """It reads the page, or has its commands with their options; of a page without any of Readie's, a program of it."""
     file, name = block.marks["run by"].split("::")
@@ -226,20 +238,15 @@ def test_a_block_is_run_by_the_test_that_it_names(block: Block) -> None:
     )
 
 
-def test_what_nothing_runs_is_known() -> None:
-    """Pages with blocks that need what the tests do not have, and how many: whoever adds one, adds it here."""
-    left = Counter(name_of(block.page) for block in BLOCKS if "not run" in block.marks)
+def test_the_gate_runs_what_the_readme_begins_with() -> None:
+    """`make demo` and `make test`, as they stand there, are lines of .ci/run."""
+    (block,) = [block for block in BLOCKS if block.marks.get("run by") == ".ci/run"]
+    gate = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    commands = [line.partition("#")[0].strip() for line in block.text.splitlines()]
 
-    assert left == {
-        "README.md": 1,  # make demo, make test: .ci/run does both
-        "catalogues/README.md": 2,
-        "corpora/README.md": 1,
-        "gvisor.md": 2,
-        "how-to/plan-from-production.md": 1,
-        "how-to/roll-out.md": 1,
-        "how-to/three-routers.md": 1,
-        "metrics.md": 2,
-    }
+    assert commands[0].startswith("git clone ")
+    assert commands[1:] == ["make demo", "make test"]
+    assert set(commands[1:]) <= set(gate)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,13 @@
 """/metrics: counts of this router, the state of the cluster, and no id of anything."""
 
+import os
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +19,13 @@ from sqlalchemy import create_engine, text
 
 from app.application import create_app
 from app.catalogue import import_catalogue
-from app.database import Database
+from app.database import Database, migrate, open_database
 from app.liveness import sweep
 from app.metrics import Metrics, render
 from app.settings import RouterSettings
 from tests.catalogues import make_worked_example, read
+from tests.pages import free_port, read_blocks
+from tests.routers import ROOT, ask, serving
 from tests.sandboxes import wait_for
 
 GIB = 2**30
@@ -248,3 +255,73 @@ def test_every_metric_is_documented() -> None:
     assert described == set(documented)
     labels = {label for family in families for sample in family.samples for label in sample.labels} - {"le"}
     assert [label for label in labels if not any(f"`{label}`" in cell for cell in documented.values())] == []
+
+
+def test_prometheus_answers_the_questions_of_the_page(tmp_path: Path) -> None:
+    """A real Prometheus takes the page's configuration, reads a router's metrics, and answers each question."""
+    if missing := [name for name in ("prometheus", "promtool") if shutil.which(name) is None]:
+        if os.environ.get("ALLOW_NO_PROMETHEUS") == "1":
+            pytest.skip(f"ALLOW_NO_PROMETHEUS=1, and there is no {missing[0]}")
+        pytest.fail(f"There is no {missing[0]}. Install Debian's package prometheus, or set ALLOW_NO_PROMETHEUS=1.")
+    scrapes, questions = (
+        block.text for block in read_blocks(ROOT / "docs" / "metrics.md") if block.language in {"yaml", "promql"}
+    )
+    database_url = f"duckdb:///{tmp_path / 'readie.duckdb'}"
+    catalogue = read(make_worked_example())
+    with closing(open_database(database_url)) as database:
+        migrate(database)
+        import_catalogue(database, catalogue)
+    held = {"generation": catalogue.generation, "checkpoint_ids": ["A", "B"], "restore_fixed": 0.5}
+    with serving(DATABASE_URL=database_url) as (_, url, _):
+        assert ask("PUT", f"{url}/v1/workers/w", json=STATUS | {"generations": [held]}).status_code == 204
+        call_once(url)
+        address, port = url.partition("//")[2], free_port()
+        config = tmp_path / "prometheus.yml"
+        config.write_text("global: {scrape_interval: 1s}\n" + scrapes.replace("127.0.0.1:8700", address))
+        checked = subprocess.run(["promtool", "check", "config", config], capture_output=True, text=True, check=False)
+        linted = subprocess.run(
+            ["promtool", "check", "metrics"],
+            input=ask("GET", f"{url}/metrics").text,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (checked.returncode, linted.returncode) == (0, 0), checked.stderr + linted.stderr
+        options = [f"--config.file={config}", f"--storage.tsdb.path={tmp_path / 'tsdb'}"]
+        with (tmp_path / "prometheus.log").open("w") as log:
+            process = subprocess.Popen(
+                ["prometheus", *options, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log
+            )
+        try:
+            for question in re.findall(r"^[^#\n].*$", questions, re.MULTILINE):
+                wait_for(partial(ask_prometheus, f"http://127.0.0.1:{port}", question, url), 60)
+        finally:
+            process.kill()
+            process.wait()
+
+
+def call_once(url: str) -> None:
+    """A call that is placed and returns, and one that is refused."""
+    placement = ask("POST", f"{url}/v1/calls", json=CALL).json()["placement"]
+    started = {"how": "restored", "generation": None, "checkpoint_id": None}
+    result = RESULT | {"started": started, "phases": {"ready": placement["predicted_ready"]}}
+    path = f"{url}/v1/placements/{placement['placement_id']}"
+    ask("POST", f"{path}/accept", params={"worker_id": "w"}).raise_for_status()
+    ask("PUT", f"{path}/result", json=result).raise_for_status()
+    assert ask("POST", f"{url}/v1/calls", json=CALL | {"gpu": True}).status_code == 503
+
+
+def ask_prometheus(prometheus: str, question: str, router: str) -> list[Any]:
+    """The samples that answer a question; none while Prometheus starts. One that is not a number is none.
+
+    A rate is that of what happens between two scrapes, so a call comes first.
+    """
+    call_once(router)
+    try:
+        answer = ask("GET", f"{prometheus}/api/v1/query", params={"query": question})
+    except httpx.TransportError:
+        return []
+    if answer.status_code == 503:
+        return []
+    assert answer.status_code == 200, answer.text
+    return [one for one in answer.json()["data"]["result"] if one["value"][1] != "NaN"]

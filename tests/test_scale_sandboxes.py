@@ -1,13 +1,18 @@
-"""Many calls in sandboxes of gVisor: nothing of them stays behind. `make scale` runs it."""
+"""Many calls in sandboxes of gVisor, of which nothing stays behind, and how fast they start. `make scale` runs it."""
 
+import json
+import os
 import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from readie.manifest import CheckpointSpec
+from tests.pages import ROOT, Terminal, clone_project, read_blocks
 from tests.sandboxes import control_groups, make_sealed_rootfs, needs_runsc, run, wait_for
 from tests.test_runsc import count_all, count_idle
 from worker.runsc import Options, RunscRuntime
@@ -44,6 +49,23 @@ def test_500_calls_leave_nothing(tmp_path: Path, at_once: int) -> None:
     assert threading.active_count() <= threads + 1
     runtime.close()
     assert count_left(runtime) == 0
+
+
+@pytest.mark.timeout(3600)
+def test_sandboxes_are_measured_as_the_page_says(tmp_path: Path) -> None:
+    """The commands of docs/gvisor.md end with 0, which is to say that what they hold of restores is so here."""
+    clone_project(tmp_path / "readie")
+    (commands,) = [block.text for block in read_blocks(ROOT / "docs" / "gvisor.md") if "sandboxes.py" in block.text]
+    environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+    with closing(Terminal(tmp_path / "readie", environment, {})) as terminal:
+        terminal.run(commands, seconds=3600)
+
+    measured = json.loads((tmp_path / "readie" / "benchmarks" / "sandboxes.json").read_bytes())
+    page = (tmp_path / "readie" / "docs" / "gvisor.md").read_text(encoding="utf-8")
+    assert len(measured["cases"]) == 12
+    assert f"Medians of {measured['rounds']} starts each" in page
+    assert measured["machine"]["date"] in page
 
 
 def count_left(runtime: RunscRuntime) -> int:

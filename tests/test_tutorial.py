@@ -7,17 +7,18 @@ environment of these tests, linked in and up to date. With TUTORIAL_WHOLE=1 it f
 """
 
 import os
-import socket
+import shlex
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Cluster
-from tests.pages import Terminal, read_blocks
+from tests.pages import Terminal, clone_project, free_port, read_blocks
 
 pytestmark = pytest.mark.timeout(900)  # of the first test: it follows the whole tutorial, from make setup on
 
@@ -32,19 +33,12 @@ waiting and asyncio.run(waiting)
 """
 
 
-def free_port() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What differs from a newcomer's terminal: the port, for 8700 may be taken, and where temporary files are."""
     port = free_port()
     return {
         "ROUTER_PORT": port,
-        "ROUTER_URL": f"http://127.0.0.1:{port}",
         "TMPDIR": str(tmp_path_factory.mktemp("temporary")),
     }
 
@@ -53,12 +47,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clean clone, whose virtual environment is the one that runs this."""
     folder = tmp_path_factory.mktemp("newcomer") / "readie"
-    subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(folder)], check=True)
-    if os.environ.get("TUTORIAL_WHOLE") != "1":
-        (folder / ".venv").mkdir()
-        for name in ("bin", "include", "lib", "lib64", "pyvenv.cfg"):
-            (folder / ".venv" / name).symlink_to(Path(sys.prefix) / name)
-        (folder / ".venv" / "ready").touch()  # newer than what it is made from: make has nothing to do
+    clone_project(folder)
+    if os.environ.get("TUTORIAL_WHOLE") == "1":
+        shutil.rmtree(folder / ".venv")
     return folder
 
 
@@ -73,28 +64,31 @@ def newcomer(clone: Path, environment: dict[str, str]) -> Iterator[Terminal]:
 @pytest.fixture(scope="module")
 def settings(newcomer: Terminal, clone: Path, environment: dict[str, str]) -> dict[str, str]:
     """What the tutorial leaves in its terminal, for another one."""
-    exported = {"ROOTFS": "rootfs", "CHECKPOINT_DIR": "generation/checkpoints", "WORKER_MEM_TOTAL": "4Gi"}
+    exported = {"ROUTER_URL": f"http://127.0.0.1:{environment['ROUTER_PORT']}", "WORKER_MEM_TOTAL": "4Gi"}
     return environment | exported | {"PATH": f"{clone / '.venv' / 'bin'}:{os.environ['PATH']}"}
 
 
 @pytest.mark.guides
 @pytest.mark.parametrize("guide", GUIDES)
-def test_a_guide_goes_on_where_the_tutorial_ends(newcomer: Terminal, settings: dict[str, str], guide: str) -> None:
-    """Every command of the guide is run, and prints what it says."""
-    with closing(Terminal(newcomer.folder, settings, {"8700": settings["ROUTER_PORT"]})) as terminal:
-        terminal.follow(read_blocks(ROOT / "docs" / "how-to" / f"{guide}.md"))
+def test_a_guide_goes_on_where_the_tutorial_ends(newcomer: Terminal, guide: str) -> None:
+    """Every command of the guide is run in the tutorial's own terminal, and prints what it says."""
+    newcomer.follow(read_blocks(ROOT / "docs" / "how-to" / f"{guide}.md"))
 
 
 @pytest.mark.guides
-def test_three_routers_serve_one_cluster(newcomer: Terminal, settings: dict[str, str], cluster: Cluster) -> None:
-    """Every command of the guide is run over a PostgreSQL of these tests, and prints what it says."""
+def test_three_routers_serve_one_cluster(newcomer: Terminal, cluster: Cluster) -> None:
+    """Every command of the guide is run there over a PostgreSQL of these tests, and prints what it says."""
     database_url = cluster.create()
-    ports: Mapping[str, str] = {port: free_port() for port in ("8701", "8702", "8703")}
-    try:
-        with closing(Terminal(newcomer.folder, settings | {"DATABASE_URL": database_url}, ports)) as terminal:
-            terminal.follow(read_blocks(ROOT / "docs" / "how-to" / "three-routers.md"))
-    finally:
-        cluster.drop(database_url)
+    typed = newcomer.instead
+    address = "postgresql+psycopg://readie:secret@db.example.org/readie"
+    newcomer.instead = {
+        **typed,
+        **{port: free_port() for port in ("8701", "8702", "8703")},
+        address: shlex.quote(database_url),
+    }
+    newcomer.follow(read_blocks(ROOT / "docs" / "how-to" / "three-routers.md"))
+    newcomer.instead = typed
+    cluster.drop(database_url)
 
 
 def test_every_guide_is_followed() -> None:

@@ -12,7 +12,7 @@ from litestar.params import QueryParameter
 from app.api import WireRequest, check_text
 from app.dashboard.render import page
 from app.database import Database
-from app.query import list_views, run_query
+from app.query import cell_of_csv, list_views, run_query
 from app.sql import statement, statement_text, texts
 from readie.errors import BadQuery, ReadieError
 from readie.wire import SqlAnswer, SqlRequest, problem_of
@@ -104,6 +104,9 @@ def write_csv(answer: SqlAnswer) -> bytes:
     writer.writerow(answer.columns)
     for row in answer.rows:
         writer.writerow(
-            [f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value for value in row]
+            [
+                f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else cell_of_csv(value)
+                for value in row
+            ]
         )
     return text.getvalue().encode()
