@@ -76,7 +76,7 @@ def test_the_example_of_each_command_runs(terminal: Terminal, tmp_path: Path, cl
     run("readie-router", "serve", " > router.log 2>&1 &\nuntil grep -s serving router.log; do sleep 1; done")
     for command in PIPELINE:
         run("readie-pipeline", command)
-    digest = json.loads((tmp_path / "generation" / "report.json").read_bytes())["generation"]
+    digest = json.loads((tmp_path / "generation" / "manifest.json").read_bytes())["generation"]
     shutil.copy(tmp_path / "generation" / "checkpoints" / digest / "checkpoint_1" / "checkpoint.json", tmp_path)
     terminal.instead = {**terminal.instead, "…": digest}
     for command in WORKER:
@@ -105,7 +105,7 @@ def test_a_generation_in_gvisor_is_made_and_served_as_its_page_says(terminal: Te
     """Root filesystem, measurements, plan, captures and catalogue; then a call is restored in a sandbox."""
     needs_runsc()
     (block,) = [block for block in read_blocks(ROOT / "docs" / "gvisor.md") if "readie-worker serve" in block.text]
-    make, serve = block.text.split("RUNTIME=runsc")
+    make, runtime, serve = block.text.partition("RUNTIME=runsc ")
     (tmp_path / "call.py").write_text(
         "from readie import remote\n\n\n"
         "@remote(memory='512Mi', queue_timeout=60)\n"
@@ -115,7 +115,7 @@ def test_a_generation_in_gvisor_is_made_and_served_as_its_page_says(terminal: Te
 
     terminal.run("readie-router serve > router.log 2>&1 &\nuntil grep -s serving router.log; do sleep 1; done")
     terminal.run(make)
-    terminal.run(f"RUNTIME=runsc{serve.strip()} > worker.log 2>&1 &\nuntil grep -s ready worker.log; do sleep 1; done")
+    terminal.run(f"{runtime}{serve.strip()} > worker.log 2>&1 &\nuntil grep -s ready worker.log; do sleep 1; done")
     answered = terminal.run("python call.py")
     terminal.run("kill %1 %2\nwait")
 
