@@ -30,7 +30,8 @@ BOOT = "import sys; sys.path.insert(0, sys.argv[1]); import readie_executor; rea
 def make_bundle(folder: Path, python: Path) -> Path:
     """A folder with the executor, the probe, cloudpickle, what functions use of `readie`, and nothing else of the worker's.
 
-    Compiled by the Python that will run it: sandboxes write no byte code, so each start would compile it again.
+    Compiled by the Python that will run it: sandboxes write no byte code, so each start would compile it again. Raises
+    `RuntimeUnavailable` where that Python cannot.
     """
     remove_tree(folder)
     folder.mkdir(parents=True)
@@ -46,9 +47,16 @@ def make_bundle(folder: Path, python: Path) -> Path:
     source = Path(spec.origin).parent
     shutil.copytree(source, folder / "cloudpickle", ignore=shutil.ignore_patterns("__pycache__"))
     compiler = [str(python), "-I", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", str(folder)]
-    subprocess.run(
-        compiler, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
-    )
+    way_out = "ROOTFS (--rootfs) needs a Python 3.11 or later at bin/python that runs on this host."
+    try:
+        done = subprocess.run(
+            compiler, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        )
+    except OSError as error:
+        raise RuntimeUnavailable(f"{python} cannot be started: {error.strerror}", way_out) from error
+    if done.returncode:
+        last = (done.stdout.decode(errors="replace").strip().splitlines() or ["no output"])[-1]
+        raise RuntimeUnavailable(f"{python} cannot run the executor: {last}", way_out)
     return folder
 
 
