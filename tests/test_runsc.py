@@ -1215,6 +1215,19 @@ def test_a_virtual_environment_is_no_root_filesystem(tmp_path: Path) -> None:
     assert "readie-pipeline rootfs" in caught.value.hint
 
 
+def test_its_python_runs_on_the_host_by_its_own_libraries(runtime: RunscRuntime) -> None:
+    """Whatever C library the host has, a container for example: wheels are chosen by it, and the executor compiled."""
+    code = "import json, ssl, sys; print(json.dumps([sys.path, sys.executable, open('/proc/self/maps').read()]))"
+    done = subprocess.run([runtime.python, "-I", "-c", code], capture_output=True, text=True, check=True)
+    path, executable, maps = json.loads(done.stdout)
+    mapped = {line.split()[-1] for line in maps.splitlines() if ".so" in line}
+
+    assert str(site_packages(runtime.rootfs)) in path
+    assert executable == str(runtime.rootfs / "usr" / "bin" / "python3")
+    assert any("libc." in name for name in mapped)
+    assert [name for name in mapped if not name.startswith(str(runtime.rootfs))] == []
+
+
 def test_folders_to_mount_are_not_created_in_a_root_filesystem(tmp_path: Path) -> None:
     """One that lacks them is refused: it is not to change."""
     rootfs = make_sealed_rootfs(tmp_path / "rootfs", {})

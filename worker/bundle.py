@@ -3,6 +3,8 @@
 import hashlib
 import importlib.util
 import json
+import os
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -58,6 +60,24 @@ def make_bundle(folder: Path, python: Path) -> Path:
         last = (done.stdout.decode(errors="replace").strip().splitlines() or ["no output"])[-1]
         raise RuntimeUnavailable(f"{python} cannot run the executor: {last}", way_out)
     return folder
+
+
+def make_python(script: Path, rootfs: Path) -> Path:
+    """A script that starts the Python of a root filesystem that stands alone, on the host, by its own loader and with its
+    own libraries: the host may be a container with an older C library.
+
+    The Python itself where no loader is found (`readie-pipeline rootfs` copies one, and libraries to beside the C
+    library), or where nothing in the script's folder may be executed.
+    """
+    python = rootfs / "usr" / "bin" / "python3"
+    loaders = [path for place in ("lib64", "lib") for path in sorted((rootfs / place).glob("ld-*.so*"))]
+    libraries = [path.parent for place in ("usr/lib*", "usr/lib/*") for path in rootfs.glob(f"{place}/libc.*so*")]
+    if not loaders or not libraries:
+        return python
+    command = [str(loaders[0]), "--library-path", str(libraries[0]), str(python)]
+    script.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+    script.chmod(0o755)
+    return script if os.access(script, os.X_OK) else python
 
 
 def copy_pip(bundle: Path) -> None:
