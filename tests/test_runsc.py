@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
@@ -721,7 +722,10 @@ def attempt(steps: dict[str, str]) -> dict[str, str]:
 def attempt_as_nobody(steps: dict[str, str]) -> dict[str, str]:
     """The same outside of any sandbox, by the user that sandboxes run as: in a copy of this process."""
     reading, writing = os.pipe()
-    if (pid := os.fork()) == 0:
+    with warnings.catch_warnings():  # Python 3.12 and later: other threads do not go on in the copy
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
         with contextlib.suppress(BaseException):
             os.setgroups([])
             os.setgid(UID)
