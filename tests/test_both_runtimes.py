@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import httpx
+import msgspec
 import pytest
 
 from readie import remote
 from readie.errors import SessionConflict, SessionExpired
+from readie.wire import CallView
 from tests.lines import Line, end
 from tests.sandboxes import needs_runsc, site_packages, wait_for
 from tests.test_rootfs_build import make_wheel
@@ -85,6 +87,20 @@ def test_a_call_runs_in_a_clone_of_the_checkpoint_that_was_chosen(ready: Line) -
     assert (result.started.how, result.started.checkpoint_id) == ("restored", "checkpoint_1")
     assert result.phases.imports < 0.2
     assert 0 < result.phases.restore < result.phases.ready < 10
+
+
+def test_what_was_predicted_stands_beside_what_was_measured(ready: Line) -> None:
+    """In the record of a restored call: seconds to ready, by the catalogue and by the worker's clock."""
+    call = remote(use_slow).submit()
+    measured = end(call).phases.ready
+    views = msgspec.json.decode(ready.get("/v1/calls") or b"[]", type=list[CallView])
+    [view] = [view for view in views if view.call_id == call.call_id]
+
+    assert view.checkpoint_id == "checkpoint_1"
+    assert view.predicted_ready
+    assert view.measured_ready
+    assert view.predicted_ready > 0
+    assert view.measured_ready == pytest.approx(measured)
 
 
 def test_a_checkpoint_that_cannot_be_restored_costs_a_cold_start(ready: Line) -> None:

@@ -255,12 +255,13 @@ def test_a_result_that_cannot_be_pickled_names_its_type(restored: RunCall) -> No
 
 def test_a_result_over_the_limit_names_both_sizes(restored: RunCall) -> None:
     """A result larger than MAX_PAYLOAD stays behind; one just as large comes back."""
-    ran = restored(lambda: bytes(5000), max_payload=5000)
-    fitting = restored(lambda: bytes(4900), max_payload=5000)
+    size = 16 * 2**20
+    ran = restored(bytes, size, max_payload=size)  # the pickle is a little larger than what is in it
+    fitting = restored(bytes, size, max_payload=size + 100)
 
     assert ran.slug == "result-too-large"
-    assert "MAX_PAYLOAD is 5000" in ran.detail
-    assert len(fitting.value) == 4900
+    assert f"MAX_PAYLOAD is {size}" in ran.detail
+    assert fitting.value == bytes(size)
 
 
 class Trap:

@@ -57,6 +57,18 @@ PACKAGES = {
             other, _ = server.accept()
     """,
     "listening": "import socket; server = socket.create_server(('127.0.0.1', 0))",
+    "connected_here": """
+        import os, socket, tempfile
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(os.path.join(tempfile.mkdtemp(), "here.sock")); server.listen()
+            client = socket.socket(socket.AF_UNIX); client.connect(server.getsockname())
+            other, _ = server.accept()
+    """,
+    "listening_here": """
+        import socket, os
+        server = socket.socket(socket.AF_UNIX); server.bind(f"\\0readie-{os.getpid()}"); server.listen()
+    """,
+    "s_pair": "import socket; pair = socket.socketpair(); value = 1",
     "handler": "import signal; signal.signal(signal.SIGTERM, lambda *_: None)",
     "p_devnull": "import sys; sys.stdout = open('/dev/null', 'w')",
     "lazypk": """
@@ -513,6 +525,8 @@ def test_saving_measures_the_memory_above_an_empty_process(runtime: ForkRuntime,
         ("s_child", "processes", "1 process"),
         ("connected", "sockets", "a connection to 127.0.0.1:"),
         ("listening", "sockets", "a socket that listens on 127.0.0.1:"),
+        ("connected_here", "sockets", "a connection to /"),
+        ("listening_here", "sockets", "a socket that listens on @readie-"),
         ("sleeper", "timeout", "2 s"),
     ],
 )
@@ -534,7 +548,7 @@ def read(module: str) -> int:
 
 @pytest.mark.parametrize(
     "canonical",
-    [("s_timewait",), ("s_tmp",), ("s_tmp", "p_ok")],
+    [("s_timewait",), ("s_tmp",), ("s_tmp", "p_ok"), ("s_pair",)],
     ids="+".join,
 )
 def test_open_files_and_sockets_that_were_closed_are_no_obstacle(

@@ -4,15 +4,20 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -27,6 +32,8 @@ from readie.document import read_document
 from readie.errors import NeedsGpu, RuntimeUnavailable
 from readie.flavor import Flavor
 from readie.manifest import CheckpointSpec, read_spec
+from readie.resources import FILE as RESOURCES
+from readie.resources import hash_resources, read_resources
 from tests.sandboxes import (
     Ran,
     add_numpy,
@@ -42,16 +49,27 @@ from tests.tiny import install
 from worker import cgroups
 from worker.bundle import fingerprint
 from worker.executor import children_of
+from worker.probe import ROOM
 from worker.runsc import AWAITED, Options, RunscRuntime, end_orphans, find_runsc, read_pid
 from worker.runtime import SaveFailed, StartFailed
-from worker.specification import Gpu, Limits, make_arguments, make_configuration, make_flags, sensitive
+from worker.specification import (
+    UID,
+    Gpu,
+    Limits,
+    find_driver,
+    make_arguments,
+    make_configuration,
+    make_flags,
+    sensitive,
+)
 
 needs_runsc()
 
 PACKAGES = {
     "heavy": "import time; time.sleep(1.5)",
     "frozen": """
-        import random, readie, ssl, tempfile, time, uuid
+        import platform, random, readie, ssl, tempfile, time, uuid
+        platform.node()
         OWN = random.Random()
         SEEDED = random.Random(42)
         TOKEN = uuid.uuid4().hex
@@ -92,6 +110,22 @@ PACKAGES = {
         SEEDED = numpy.random.default_rng(42)
     """,
     "worried": "import readie\n@readie.after_restore\ndef refuse(): raise RuntimeError('not this one')",
+    "late": """
+        import os, time
+        def monotonic(tell=time.monotonic, calls=[]):
+            calls.append(1)
+            while len(calls) == 2 and not os.path.exists("/call/go"): time.sleep(0.01)
+            return tell() + 1_000_000 * (len(calls) > 1)
+        time.monotonic = monotonic
+    """,
+    "counting": """
+        import os
+        COUNT = 0
+        def load():
+            global COUNT
+            COUNT += 1
+            return {"token": os.urandom(8).hex()}
+    """,
     "blob": "data = bytearray(b'x') * 60_000_000",
     "threaded": """
         import threading, time
@@ -105,6 +139,11 @@ PACKAGES = {
     "ender": "import os; os._exit(7)",
     "crasher": "import ctypes; ctypes.string_at(0)",
     "sleeper": "import time; time.sleep(60)",
+    "scribbler": """
+        import time
+        with open("/call/result", "ab") as file: file.write(bytes(2_000_000))
+        time.sleep(60)
+    """,
 }
 CAPTURED = ("heavy", "frozen", "dice", "worried", "blob", "threaded")
 MB = 1_000_000
@@ -122,6 +161,7 @@ def rootfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     add_numpy(made)
     install(made, "ground", {"ground.py": "blob = bytearray(10_000_000)\nimport time; time.sleep(0.1)\n"})
     install(made, "tower", {"tower.py": "import ground\n"})
+    (made / RESOURCES).write_text('["dataset:counted"]\nloader = "counting:load"\n')
     return made
 
 
@@ -219,6 +259,7 @@ def test_a_payload_larger_than_the_memory_at_first_lets_it_grow(runtime: RunscRu
 
 
 def draw() -> Any:
+    import platform
     import random
     import ssl
     import tempfile
@@ -235,6 +276,7 @@ def draw() -> Any:
         next(tempfile._get_candidate_names()),  # type: ignore[attr-defined]
         frozen.RENEWED,
         socket.gethostname(),
+        platform.node(),
     )
     same = (frozen.SEEDED.random(), frozen.TOKEN, len(frozen.RENEWED), Path(frozen.TMP).is_dir())
     return differ, same, time.time()
@@ -247,7 +289,7 @@ def test_clones_share_nothing_that_must_differ(runtime: RunscRuntime) -> None:
     before = time.time()
     first, second = call(runtime, draw, name="frozen").value, call(runtime, draw, name="frozen").value
 
-    assert [mine == yours for mine, yours in zip(first[0], second[0], strict=True)] == [False] * 8
+    assert [mine == yours for mine, yours in zip(first[0], second[0], strict=True)] == [False] * 9
     assert first[1] == second[1]
     assert first[1][2:] == (1, True)
     assert before < first[2] < second[2] < time.time()
@@ -266,6 +308,53 @@ def test_clones_draw_different_numbers_of_numpy(runtime: RunscRuntime) -> None:
 
     assert [mine == yours for mine, yours in zip(first[0], second[0], strict=True)] == [False] * 3
     assert first[1] == second[1]
+
+
+def test_a_process_that_was_saved_while_it_read_the_clock_can_be_restored(
+    runtime: RunscRuntime, tmp_path: Path
+) -> None:
+    """Between its looks for the restore and at the clock, which says afterwards that the time to be saved is over."""
+    runtime.save(spec_of("late"), tmp_path / "late", timeout=60)
+    runtime.load(spec_of("late"), tmp_path / "late", timeout=60)
+
+    assert call(runtime, lambda: time.monotonic() > 1_000_000, name="late").value
+    runtime.unload(spec_of("late"))
+
+
+def take_counted() -> Any:
+    import counting  # type: ignore[import-not-found]
+
+    from readie import resource
+
+    before = counting.COUNT
+    return before, resource("dataset:counted")["token"], counting.COUNT
+
+
+def test_a_dataset_that_was_loaded_before_the_capture_is_there(
+    runtime: RunscRuntime, rootfs: Path, tmp_path: Path
+) -> None:
+    """Every clone has the very same, and calls no loader; one whose declaration has changed since is not restored."""
+    key, declared = "dataset:counted", rootfs / RESOURCES
+    resources = hash_resources(read_resources(declared), [key])
+    spec = CheckpointSpec(checkpoint_id="data", generation="g", canonical=(key,), resources=resources)
+    runtime.save(spec, tmp_path / "data", timeout=60)
+    runtime.load(spec, tmp_path / "data", timeout=60)
+    first, second = (run(runtime, take_counted, spec=spec).value for _ in range(2))
+    cold = call(runtime, take_counted, name=None).value
+    runtime.unload(spec)
+
+    assert (first[0], first[2]) == (1, 1)
+    assert first == second
+    assert (cold[0], cold[2]) == (0, 1)
+    assert cold[1] != first[1]
+
+    before = declared.read_text()
+    try:
+        declared.write_text(before + "arguments = []\nkeywords = { other = 1 }\n")
+        with pytest.raises(StartFailed, match="otherwise than at the capture"):
+            runtime.load(spec, tmp_path / "data", timeout=60)
+    finally:
+        declared.write_text(before)
 
 
 def test_a_hook_that_fails_ends_the_sandbox_before_the_call(runtime: RunscRuntime) -> None:
@@ -570,61 +659,167 @@ def test_processors_are_limited(rootfs: Path, runtime: RunscRuntime, tmp_path: P
 # ---- nothing gets out ----
 
 
-def attempt(step: str) -> str:
-    exec(step, {})
-    return "it worked"
+@dataclass(frozen=True)
+class Reach:
+    """Something that a call must not reach, and what it meets instead: the exception's type, or its errno, as a pattern."""
+
+    step: str
+    meets: str
+    by_user: bool = False  # whether the user that sandboxes run as could do it, were it not for the sandbox
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        pytest.param("import socket; socket.create_connection(('1.1.1.1', 53), 3)", id="the network"),
-        pytest.param("import socket; socket.create_connection(('127.0.0.1', PORT), 3)", id="a server of the host"),
-        pytest.param("import socket; socket.getaddrinfo('example.org', 80)", id="names"),
-        pytest.param("import socket; socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 3)", id="raw packets"),
-        pytest.param("open('SECRET').read()", id="a file of the host"),
-        pytest.param("open('/etc/shadow').read()", id="passwords"),
-        pytest.param("open('/proc/1/root' + 'SECRET').read()", id="the host's root by proc"),
-        pytest.param("import os; os.listdir('SANDBOXES')", id="other sandboxes' folders"),
-        pytest.param("open('/call/../' + 'x', 'w')", id="beside its folder"),
-        pytest.param("open('/call/left', 'w').write('x')", id="a file in its folder"),
-        pytest.param("open('/call/go', 'a').write('x')", id="the file that says that it was restored"),
-        pytest.param("import os; os.unlink('/call/host.sock')", id="the socket in its folder"),
-        pytest.param("import os; os.chmod('/call', 0o777)", id="the rights of its folder"),
-        pytest.param("open('/readie/readie_executor.py', 'a').write('x')", id="the executor"),
-        pytest.param("open('/usr/lib/os-release', 'w').write('x')", id="the root filesystem"),
-        pytest.param("import os; os.rename('/usr/bin', '/usr/gone')", id="folders of the root filesystem"),
-        pytest.param("import os; os.setuid(0)", id="another user"),
-        pytest.param("import os; os.kill(HOST_PID, 0)", id="a process of the host"),
-        pytest.param(
-            "import os; os.mknod('/tmp/sda', 0o60600, os.makedev(254, 0)); open('/tmp/sda', 'rb')", id="a disk"
-        ),
-        pytest.param(
-            "import ctypes; assert not ctypes.CDLL(None).mount(b'x', b'/tmp', b'tmpfs', 0, None)", id="mounts"
-        ),
-        pytest.param("import ctypes; assert not ctypes.CDLL(None).sethostname(b'x', 1)", id="its host name"),
-    ],
-)
-def test_a_call_cannot_reach(runtime: RunscRuntime, tmp_path: Path, step: str) -> None:
-    """It raises inside, nothing changes outside, and the worker goes on."""
-    secret = tmp_path / "secret"
-    secret.write_text("secret")
-    with socket.create_server(("127.0.0.1", 0)) as server, subprocess.Popen(["sleep", "60"]) as other:
-        for name, value in {
+#: Names in capitals stand for what the fixture `tried` has made.
+REACHES = {
+    "the network": Reach("connect('OUTER', OUTER_PORT)", "OSError E(HOST|NET)UNREACH", by_user=True),
+    "a server of the host": Reach("connect('127.0.0.1', PORT)", "ConnectionRefusedError", by_user=True),
+    "names": Reach("socket.getaddrinfo('HOST_NAME', 80)", "gaierror", by_user=True),
+    "raw packets": Reach("socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 3)", "PermissionError"),
+    "a file of the host": Reach("open('PLACE/secret').read()", "FileNotFoundError", by_user=True),
+    "passwords": Reach("open('/etc/shadow').read()", "FileNotFoundError"),
+    "the host's root by proc": Reach("open('/proc/1/rootPLACE/secret').read()", "FileNotFoundError"),
+    "other sandboxes' folders": Reach("os.listdir('SANDBOXES')", "FileNotFoundError", by_user=True),
+    "another sandbox's folder": Reach("open('SANDBOXES/OTHER/marker').read()", "FileNotFoundError", by_user=True),
+    "the folder beside its own": Reach("open('/call/../OTHER/marker').read()", "FileNotFoundError"),
+    "beside its folder": Reach("open('/call/../x', 'w')", "PermissionError"),
+    "a file in its folder": Reach("open('/call/left', 'w')", "PermissionError"),
+    "the file that says that it was restored": Reach("open('/call/go', 'a')", "PermissionError"),
+    "the socket in its folder": Reach("os.unlink('/call/host.sock')", "PermissionError"),
+    "the rights of its folder": Reach("os.chmod('/call', 0o777)", "PermissionError"),
+    "the executor": Reach("open('/readie/readie_executor.py', 'a')", "PermissionError"),
+    "the root filesystem": Reach("open('/usr/lib/os-release', 'w')", "PermissionError"),
+    "folders of the root filesystem": Reach("os.rename('/usr/bin', '/usr/gone')", "PermissionError"),
+    "another user": Reach("os.setuid(0)", "OSError EINVAL"),
+    "a process of the host": Reach("os.kill(HOST_PID, 0)", "ProcessLookupError", by_user=True),
+    "a disk": Reach("os.mknod('/tmp/disk', 0o60600, os.makedev(254, 0)); open('/tmp/disk', 'rb')", "OSError ENXIO"),
+    "mounts": Reach("call_c('mount', b'x', b'/tmp', b'tmpfs', 0, None)", "PermissionError"),
+    "its host name": Reach("call_c('sethostname', b'x', 1)", "PermissionError"),
+}
+
+
+def attempt(steps: dict[str, str]) -> dict[str, str]:
+    """What each step met, by its name; "" for one that worked."""
+    import ctypes
+
+    def connect(host: str, port: int) -> None:
+        socket.create_connection((host, port), 3).close()
+
+    def call_c(name: str, *args: Any) -> None:
+        library = ctypes.CDLL(None, use_errno=True)
+        if getattr(library, name)(*args):
+            raise OSError(ctypes.get_errno(), name)
+
+    met = {}
+    for name, step in steps.items():
+        met[name] = ""
+        try:
+            exec(step, {"os": os, "socket": socket, "connect": connect, "call_c": call_c})
+        except OSError as error:
+            kind = type(error).__name__
+            met[name] = f"OSError {errno.errorcode[error.errno or 0]}" if kind == "OSError" else kind
+    return met
+
+
+def attempt_as_nobody(steps: dict[str, str]) -> dict[str, str]:
+    """The same outside of any sandbox, by the user that sandboxes run as: in a copy of this process."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():  # Python 3.12 and later: other threads do not go on in the copy
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            os.setgroups([])
+            os.setgid(UID)
+            os.setuid(UID)
+            os.write(writing, json.dumps(attempt(steps)).encode())
+        os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as file:  # noqa: PTH123 - a descriptor
+        said = file.read()
+    os.waitpid(pid, 0)
+    return dict(json.loads(said))
+
+
+def outer_address() -> str | None:
+    """An address of this host that is not loopback; None where there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one, contextlib.suppress(OSError):
+        one.connect(("192.0.2.1", 9))  # sends nothing
+        return str(one.getsockname()[0])
+    return None
+
+
+def host_name() -> str | None:
+    """A name other than localhost that this host can look up; None where there is none."""
+    with contextlib.suppress(OSError):
+        socket.getaddrinfo(socket.gethostname(), 80)
+        return socket.gethostname()
+    return None
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What steps met inside of a sandbox and outside, and what the host looked like afterwards."""
+
+    inside: dict[str, str]
+    outside: dict[str, str]
+    unchanged: bool
+    served: bool
+
+
+@pytest.fixture(scope="module")
+def tried(rootfs: Path, runtime: RunscRuntime) -> Iterator[Tried]:
+    """All steps of REACHES in one sandbox, while there is another; in folders where everybody may look, and write."""
+    with contextlib.ExitStack() as stack:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="readie-", dir="/var/tmp")))
+        place.chmod(0o755)
+        (place / "secret").write_text("secret")
+        one = RunscRuntime(rootfs, place, Options(ahead=0))
+        stack.callback(one.close)
+        one.sandboxes.chmod(0o755)
+        one.load(spec_of("empty"), runtime.folder / "checkpoints" / "empty", timeout=60)
+        other = one.start(spec_of("empty"), memory=2**30)
+        stack.callback(other.end)
+        (other.folder.path / "marker").write_text("marker")
+        sleeper = stack.enter_context(subprocess.Popen(["sleep", "600"], user=UID, group=UID, extra_groups=[]))
+        stack.callback(sleeper.kill)
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        names = {
+            "OUTER_PORT": "0",
+            "OUTER": outer_address() or "",
+            "HOST_NAME": host_name() or "",
+            "HOST_PID": str(sleeper.pid),
             "PORT": str(server.getsockname()[1]),
-            "SECRET": str(secret),
-            "SANDBOXES": str(runtime.sandboxes),
-            "HOST_PID": str(other.pid),
-        }.items():
-            step = step.replace(name, value)
-        ran = call(runtime, attempt, step)
-        running = other.poll() is None
-        other.kill()
+            "SANDBOXES": str(one.sandboxes),
+            "OTHER": other.name,
+            "PLACE": str(place),
+        }
+        if names["OUTER"]:
+            outer = stack.enter_context(socket.create_server((names["OUTER"], 0)))
+            names["OUTER_PORT"] = str(outer.getsockname()[1])
+        steps = {}
+        for name, reach in REACHES.items():
+            steps[name] = re.sub("|".join(names), lambda found: names[found[0]], reach.step)
+        inside = call(one, attempt, steps).value
+        outside = attempt_as_nobody({name: step for name, step in steps.items() if REACHES[name].by_user})
+        unchanged = (place / "secret").read_text() == "secret" and sleeper.poll() is None and not other.wait_exit(0)
+        yield Tried(inside, outside, unchanged, served=call(one, len, ()).value == 0)
 
-    assert ran.result.outcome == "raised", ran.result
-    assert running
-    assert secret.read_text() == "secret"
-    assert call(runtime, len, ()).value == 0
+
+@pytest.mark.parametrize("name", REACHES)
+def test_a_call_cannot_reach(tried: Tried, name: str) -> None:
+    """It meets the error of what is not there, or not its own, where the same user could do it outside of the sandbox."""
+    if name == "the network" and not outer_address():
+        pytest.skip("this host has no address but loopback")
+    if name == "names" and not host_name():
+        pytest.skip("this host cannot look up its own name")
+
+    assert re.fullmatch(REACHES[name].meets, tried.inside[name])
+    assert tried.outside.get(name, "") == ""
+
+
+def test_a_call_that_tried_to_reach_out_has_changed_nothing(tried: Tried) -> None:
+    """Files and processes of the host and other sandboxes are as before, and the worker goes on."""
+    assert tried.unchanged
+    assert tried.served
 
 
 def test_what_a_call_writes_ends_with_it(runtime: RunscRuntime, rootfs: Path) -> None:
@@ -683,6 +878,29 @@ def test_calls_of_every_ending_leave_nothing(runtime: RunscRuntime) -> None:
     call(runtime, lambda: subprocess.Popen(["/usr/bin/python3", "-c", "import time; time.sleep(600)"]).pid)
 
     wait_for(lambda: same(runtime, before))
+
+
+def square(number: int) -> int:
+    return number * number
+
+
+def check_nothing_stays(runtime: RunscRuntime, calls: int, at_once: int) -> None:
+    """Runs so many restored calls, and compares what there is of all that a sandbox is made of before and after."""
+    assert call(runtime, square, 7).value == 49
+    before, threads = count_idle(runtime), threading.active_count()
+
+    with ThreadPoolExecutor(at_once) as pool:
+        found = list(pool.map(lambda number: call(runtime, square, number).value, range(calls)))
+
+    assert found == [number * number for number in range(calls)]
+    wait_for(lambda: same(runtime, before), 60)
+    assert threading.active_count() <= threads + 1
+
+
+@pytest.mark.parametrize(("calls", "at_once"), [(20, 1), (40, 8)])
+def test_calls_by_the_dozen_leave_nothing(runtime: RunscRuntime, calls: int, at_once: int) -> None:
+    """In a row, and eight at a time; `make scale` does it with 500."""
+    check_nothing_stays(runtime, calls, at_once)
 
 
 ORPHANS = """
@@ -957,6 +1175,30 @@ def test_a_gpu_sandbox_has_devices_libraries_and_nvproxy() -> None:
     assert (configuration["mounts"][-1]["source"], configuration["mounts"][-1]["destination"]) == ("/libraries", "/run")
 
 
+LISTED = """2 libs found in cache `/etc/ld.so.cache'
+\tlibcuda.so.1 (libc6) => /lib/i386-linux-gnu/libcuda.so.1
+\tlibcuda.so.1 (libc6,x86-64) => /lib/x86_64-linux-gnu/libcuda.so.1
+\tlibcuda.so.1 (libc6,x86-64) => /opt/older/libcuda.so.1
+\tlibcuda.so.1 (libc6,AArch64) => /lib/aarch64-linux-gnu/libcuda.so.1
+\tlibnvidia-ml.so.1 (libc6,x86-64, OS ABI: Linux 2.3.99) => /lib/x86_64-linux-gnu/libnvidia-ml.so.1
+\tlibc.so.6 (libc6,x86-64) => /lib/x86_64-linux-gnu/libc.so.6
+Cache generated by: ldconfig (Debian GLIBC 2.36-9) stable release version 2.36
+"""
+
+
+@pytest.mark.parametrize(
+    ("machine", "found"),
+    [
+        ("x86_64", ["/lib/x86_64-linux-gnu/libcuda.so.1", "/lib/x86_64-linux-gnu/libnvidia-ml.so.1"]),
+        ("aarch64", ["/lib/aarch64-linux-gnu/libcuda.so.1"]),
+        ("riscv64", []),
+    ],
+)
+def test_a_driver_is_that_of_the_machines_architecture(machine: str, found: list[str]) -> None:
+    """Those of others have the same names; of two of one architecture it is the one that the loader takes."""
+    assert [str(path) for path in find_driver(LISTED, machine)] == found
+
+
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this host has a GPU")
 def test_a_gpu_runtime_refuses_a_host_without_one(rootfs: Path, tmp_path: Path) -> None:
     """Before anything is started, and it says what is missing."""
@@ -975,6 +1217,19 @@ def test_a_virtual_environment_is_no_root_filesystem(tmp_path: Path) -> None:
         RunscRuntime(rootfs, tmp_path)
 
     assert "readie-pipeline rootfs" in caught.value.hint
+
+
+def test_its_python_runs_on_the_host_by_its_own_libraries(runtime: RunscRuntime) -> None:
+    """Whatever C library the host has, a container for example: wheels are chosen by it, and the executor compiled."""
+    code = "import json, ssl, sys; print(json.dumps([sys.path, sys.executable, open('/proc/self/maps').read()]))"
+    done = subprocess.run([runtime.python, "-I", "-c", code], capture_output=True, text=True, check=True)
+    path, executable, maps = json.loads(done.stdout)
+    mapped = {line.split()[-1] for line in maps.splitlines() if ".so" in line}
+
+    assert str(site_packages(runtime.rootfs)) in path
+    assert executable == str(runtime.rootfs / "usr" / "bin" / "python3")
+    assert any("libc." in name for name in mapped)
+    assert [name for name in mapped if not name.startswith(str(runtime.rootfs))] == []
 
 
 def test_folders_to_mount_are_not_created_in_a_root_filesystem(tmp_path: Path) -> None:
@@ -1033,6 +1288,18 @@ def test_a_measured_process_over_its_memory_says_so(runtime: RunscRuntime) -> No
     answer = measure(runtime, ProbeRequest(id=1, modules=["blob"], mode="time"), timeout=30, memory=80 * MIB)
 
     assert answer["failure"]["kind"] == "memory"
+
+
+def test_a_measured_process_cannot_fill_the_hosts_disk(runtime: RunscRuntime) -> None:
+    """The file for its result is the one thing outside that it can write to: one that makes it larger is ended."""
+    from worker.measure import ProbeRequest, measure
+
+    started = time.monotonic()
+    answer = measure(runtime, ProbeRequest(id=1, modules=["scribbler"], mode="time"), timeout=30, memory=2**30)
+
+    assert (answer["ok"], answer["failure"]["kind"]) == (False, "no-result")
+    assert f"larger than {ROOM} bytes" in answer["failure"]["detail"]
+    assert time.monotonic() - started < 20
 
 
 def test_the_pipeline_makes_a_generation_of_sandboxes(

@@ -4,8 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -13,8 +11,8 @@ import pytest
 
 from readie.manifest import CheckpointSpec
 from tests.pages import ROOT, Terminal, clone_project, read_blocks
-from tests.sandboxes import control_groups, make_sealed_rootfs, needs_runsc, run, wait_for
-from tests.test_runsc import count_all, count_idle
+from tests.sandboxes import control_groups, make_sealed_rootfs, needs_runsc
+from tests.test_runsc import check_nothing_stays
 from worker.runsc import Options, RunscRuntime
 
 pytestmark = pytest.mark.scale
@@ -31,23 +29,10 @@ def test_500_calls_leave_nothing(tmp_path: Path, at_once: int) -> None:
     runtime.save(SPEC, tmp_path / "checkpoint", timeout=60)
     runtime.load(SPEC, tmp_path / "checkpoint", timeout=60)
 
-    def square(number: int) -> int:
-        return number * number
-
-    assert run(runtime, square, 7, spec=SPEC).value == 49
-    before, threads = count_idle(runtime), threading.active_count()
-
     try:
-        with ThreadPoolExecutor(at_once) as pool:
-            found = list(pool.map(lambda number: run(runtime, square, number, spec=SPEC).value, range(CALLS)))
-    except BaseException:
+        check_nothing_stays(runtime, CALLS, at_once)
+    finally:
         runtime.close()
-        raise
-
-    assert found == [number * number for number in range(CALLS)]
-    wait_for(lambda: count_all(runtime) == before, 60)
-    assert threading.active_count() <= threads + 1
-    runtime.close()
     assert count_left(runtime) == 0
 
 

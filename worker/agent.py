@@ -665,8 +665,7 @@ class Agent:
                 raise InstallFailed(f"fetching wheels took longer than {self.settings.start_timeout:g} s")
 
         def fetch(folder: Folder) -> list[str]:
-            python = Path(self.settings.rootfs) / "bin" / "python"
-            return fetch_wheels(python, packages, folder.path / "wheels", self.sources, give_up)
+            return fetch_wheels(self.runtime.python, packages, folder.path / "wheels", self.sources, give_up)
 
         return Ties(
             stop=run.stop,

@@ -3,6 +3,8 @@
 import hashlib
 import importlib.util
 import json
+import os
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -30,7 +32,8 @@ BOOT = "import sys; sys.path.insert(0, sys.argv[1]); import readie_executor; rea
 def make_bundle(folder: Path, python: Path) -> Path:
     """A folder with the executor, the probe, cloudpickle, what functions use of `readie`, and nothing else of the worker's.
 
-    Compiled by the Python that will run it: sandboxes write no byte code, so each start would compile it again.
+    Compiled by the Python that will run it: sandboxes write no byte code, so each start would compile it again. Raises
+    `RuntimeUnavailable` where that Python cannot.
     """
     remove_tree(folder)
     folder.mkdir(parents=True)
@@ -46,10 +49,35 @@ def make_bundle(folder: Path, python: Path) -> Path:
     source = Path(spec.origin).parent
     shutil.copytree(source, folder / "cloudpickle", ignore=shutil.ignore_patterns("__pycache__"))
     compiler = [str(python), "-I", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", str(folder)]
-    subprocess.run(
-        compiler, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
-    )
+    way_out = "ROOTFS (--rootfs) needs a Python 3.11 or later at bin/python that runs on this host."
+    try:
+        done = subprocess.run(
+            compiler, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        )
+    except OSError as error:
+        raise RuntimeUnavailable(f"{python} cannot be started: {error.strerror}", way_out) from error
+    if done.returncode:
+        last = (done.stdout.decode(errors="replace").strip().splitlines() or ["no output"])[-1]
+        raise RuntimeUnavailable(f"{python} cannot run the executor: {last}", way_out)
     return folder
+
+
+def make_python(script: Path, rootfs: Path) -> Path:
+    """A script that starts the Python of a root filesystem that stands alone, on the host, by its own loader and with its
+    own libraries: the host may be a container with an older C library.
+
+    The Python itself where no loader is found (`readie-pipeline rootfs` copies one, and libraries to beside the C
+    library), or where nothing in the script's folder may be executed.
+    """
+    python = rootfs / "usr" / "bin" / "python3"
+    loaders = [path for place in ("lib64", "lib") for path in sorted((rootfs / place).glob("ld-*.so*"))]
+    libraries = [path.parent for place in ("usr/lib*", "usr/lib/*") for path in rootfs.glob(f"{place}/libc.*so*")]
+    if not loaders or not libraries:
+        return python
+    command = [str(loaders[0]), "--library-path", str(libraries[0]), str(python)]
+    script.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+    script.chmod(0o755)
+    return script if os.access(script, os.X_OK) else python
 
 
 def copy_pip(bundle: Path) -> None:

@@ -182,20 +182,31 @@ def threads() -> list[str]:
 
 
 def shared_sockets() -> list[str]:
-    """This process's sockets of the internet that are connected, or listen: forks of it would all have the same ones."""
+    """This process's sockets that are connected, or listen: forks of it would all have the same ones.
+
+    Those of the internet, and those of this host that have a name. Pairs, as event loops have them, lead nowhere else.
+    """
     found = []
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
         with contextlib.suppress(OSError):  # no socket, or neither of the two
             one = Socket(fileno=int(name))
             try:
-                if one.family in (socket.AF_INET, socket.AF_INET6):
+                if one.family in (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX):
                     if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                        found.append("a socket that listens on {}:{}".format(*one.getsockname()))
-                    else:
-                        found.append("a connection to {}:{}".format(*one.getpeername()))
+                        found.append(f"a socket that listens on {address_text(one.getsockname())}")
+                    elif peer := one.getpeername():
+                        found.append(f"a connection to {address_text(peer)}")
             finally:
                 one.detach()
     return found
+
+
+def address_text(address: Any) -> str:
+    """A socket's address: host and port, or a path, where an abstract one begins with an @."""
+    if isinstance(address, tuple):
+        return "{}:{}".format(*address)
+    text = os.fsdecode(address)
+    return f"@{text[1:]}" if text.startswith("\0") else text
 
 
 def children_of(pid: int | str) -> list[int]:
@@ -555,6 +566,8 @@ def renew_state() -> None:
         renewals.append(lambda: setattr(modules["tempfile"], "_name_sequence", None))
     if "uuid" in modules:
         renewals.append(lambda: setattr(modules["uuid"], "_last_timestamp", None))
+    if "platform" in modules:  # what `platform.node` says; pandas and numpy have it filled when they are imported
+        renewals.append(lambda: setattr(modules["platform"], "_uname_cache", None))
     if "ssl" in modules:  # OpenSSL notices that it was forked, and not that it was restored
         renewals.append(lambda: modules["ssl"].RAND_add(os.urandom(48), 48.0))
     if "logging" in modules:  # "relative" times of log records count from here
@@ -633,16 +646,25 @@ def run_saved(place: Place, canonical: Sequence[str], ballast_mb: float, patienc
         send_frame(channel, answer)
     if answer["type"] == "failed":
         os._exit(1)
-    deadline = time.monotonic() + patience_s  # goes on while the process lies saved, too: `go` is looked for first
-    while not os.path.exists(f"{place.folder}/go"):  # noqa: PTH110
-        if time.monotonic() > deadline:
-            os._exit(1)
-        time.sleep(RESTORED_S)
+    wait_to_be_restored(f"{place.folder}/go", patience_s)
     with contextlib.suppress(OSError), open(f"{place.folder}/go") as file:  # noqa: PTH123
         set_host_name(file.read())
     _C.drop_capabilities()
     gc.enable()
     serve_calls(place, None, restored=True)
+
+
+def wait_to_be_restored(go: str, patience_s: float) -> None:
+    """Returns once the file `go` is there; ends the process if it is not within `patience_s`.
+
+    The clock goes on while the process lies saved. It may have been stopped between any two steps, so that the file is
+    looked for once more after the clock was read: else a restore could find the time up, and so each of that image.
+    """
+    deadline = time.monotonic() + patience_s
+    while not os.path.exists(go):  # noqa: PTH110
+        if time.monotonic() > deadline and not os.path.exists(go):  # noqa: PTH110
+            os._exit(1)
+        time.sleep(RESTORED_S)
 
 
 def silence() -> None:

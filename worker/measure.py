@@ -10,6 +10,7 @@ from typing import IO, Annotated, Any, Literal
 import msgspec
 
 from readie.wire import Modules, Record
+from worker.probe import ROOM
 from worker.runtime import Runtime, Sandbox, StartFailed, printable
 
 START_S = 60.0  # what a process may take until it begins to import
@@ -82,7 +83,8 @@ def _nothing() -> dict[str, Any]:
 def wait(sandbox: Sandbox, result: int, *, timeout: float, memory: int) -> dict[str, str]:
     """Waits for the process to end within its limits; how it ended, should there be no result.
 
-    `result` is a descriptor of the result file: time counts from when there is something in it.
+    `result` is a descriptor of the result file: time counts from when there is something in it. What is measured can
+    write to it, and it lies on the host's disk: whatever makes it larger than it was made is ended.
     """
     poll = select.poll()
     poll.register(sandbox.exit_descriptor, select.POLLIN)
@@ -97,6 +99,8 @@ def wait(sandbox: Sandbox, result: int, *, timeout: float, memory: int) -> dict[
             used = sandbox.memory(exact=True)
         if used > memory or sandbox.starved():
             return {"kind": "memory", "detail": f"it used {used} bytes, the limit is {memory}"}
+        if os.fstat(result).st_size > ROOM:
+            return {"kind": "no-result", "detail": f"it made the file for its result larger than {ROOM} bytes"}
         if now > deadline:
             took = f"longer than {timeout:g} s" if started else f"{now - began:.0f} s to start"
             return {"kind": "timeout", "detail": f"it took {took}"}
@@ -120,10 +124,10 @@ class ReadResult(msgspec.Struct):
 
 
 def read_result(file: IO[bytes]) -> ReadResult:
-    """The result in `file`, as far as it makes sense: whatever was measured had a hand on it."""
+    """The result in `file`, as far as it makes sense: whatever was measured had a hand on it. At most `ROOM` bytes."""
     data = bytearray()
     file.seek(0)
-    while (chunk := file.read(65536)) and not data.endswith(b"\0"):
+    while len(data) < ROOM and (chunk := file.read(65536)) and not data.endswith(b"\0"):
         data += chunk
     result = ReadResult()
     lines = bytes(data).partition(b"\0")[0].split(b"\n")

@@ -39,7 +39,7 @@ from readie.manifest import CheckpointSpec, Description, Host
 from readie.resources import FILE as RESOURCES
 from readie.units import MB
 from worker import cgroups, executor
-from worker.bundle import check_resources, copy_pip, cpu_features, fingerprint, make_bundle
+from worker.bundle import check_resources, copy_pip, cpu_features, fingerprint, make_bundle, make_python
 from worker.executor import Header, children_of
 from worker.runtime import GROWTH, UNLIMITED, Folder, Saved, SaveFailed, StartFailed, Talk, remove_tree
 from worker.specification import (
@@ -92,7 +92,8 @@ class RunscRuntime:
         self.sandboxes, self.bundles, self.state = (folder / name for name in ("sandboxes", "bundles", "state"))
         for path in (self.sandboxes, self.bundles, self.state):
             path.mkdir(mode=0o700, exist_ok=True)
-        self.bundle = make_bundle(folder / "bundle", self.rootfs / "bin" / "python")
+        self.python = make_python(folder / "python", self.rootfs)
+        self.bundle = make_bundle(folder / "bundle", self.python)
         self.flags = ["--root", str(self.state), *make_flags(options.network, self.gpu)]
         self.compression = "none"  # makes files a quarter of the size, and restores slower (docs/gvisor.md)
         self.prefix = f"readie-{uuid4().hex[:6]}-"

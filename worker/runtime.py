@@ -109,6 +109,10 @@ class Runtime(Protocol):
     Sandboxes' folders lie in the runtime's own. `memory` is a sandbox's limit in bytes.
     """
 
+    @property
+    def python(self) -> Path:
+        """What starts the root filesystem's Python on the host."""
+
     def describe(self) -> Description:
         """What this host and root filesystem are."""
 

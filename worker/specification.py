@@ -8,6 +8,8 @@ overlay, network, user. Left out is what may differ: where mounts come from on t
 
 import json
 import os
+import platform
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -66,14 +68,26 @@ def find_gpu(flavor: Flavor, folder: Path) -> Gpu:
         raise NeedsGpu("/dev/nvidiactl is missing: the NVIDIA driver is not loaded")
     # The loader's cache knows where the driver's installer has put its libraries.
     listed = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=False).stdout
-    found = (line.rpartition(" => ")[2] for line in listed.splitlines() if line.strip().startswith(DRIVER_LIBRARIES))
-    libraries = {Path(path) for path in found}
+    libraries = find_driver(listed, platform.machine())
     if not libraries:
-        raise NeedsGpu("the NVIDIA driver's libraries (libcuda.so.1) are not installed")
+        raise NeedsGpu("the NVIDIA driver's libraries (libcuda.so.1) are not installed for this machine's architecture")
     folder.mkdir(exist_ok=True)
     for library in libraries:
         shutil.copyfile(library, folder / library.name)
     return Gpu(tuple(devices), folder)
+
+
+def find_driver(listed: str, machine: str) -> list[Path]:
+    """The driver's libraries in what `ldconfig -p` says, of the architecture `machine` (as `uname -m` has it) alone.
+
+    Drivers install those of 32 bits as well, under the same names. Of two of one name the loader takes the first.
+    """
+    found: dict[str, Path] = {}
+    for line in listed.splitlines():
+        entry = LISTED.fullmatch(line.strip())
+        if entry and entry["name"].startswith(DRIVER_LIBRARIES) and LISTED_AS.get(machine) in entry["kind"].split(","):
+            found.setdefault(entry["name"], Path(entry["path"]))
+    return list(found.values())
 
 
 #: Of the driver, for the capabilities `compute` and `utility`. The list is that of NVIDIA's container toolkit.
@@ -86,6 +100,9 @@ DRIVER_LIBRARIES = (
     "libnvidia-allocator.so",
     "libnvidia-cfg.so",
 )
+#: A line of `ldconfig -p`, and how it names the architectures for which there are such drivers.
+LISTED = re.compile(r"(?P<name>\S+) \((?P<kind>[^)]*)\) => (?P<path>/.*)")
+LISTED_AS = {"x86_64": "x86-64", "aarch64": "AArch64"}
 
 
 def make_arguments(mode: str, options: dict[str, Any]) -> list[str]:

@@ -89,7 +89,17 @@ def run_pip(python: Path, arguments: Sequence[str], give_up: Callable[[], object
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)  # with the pip of the other Python, which it has started
                 process.wait()
+                reap_rest(process.pid)
         output.seek(0)
         said = output.read().decode(errors="replace")
     if process.returncode:
         raise InstallFailed(said[-16_000:].strip(), "pip's output above says why.")
+
+
+def reap_rest(group: int) -> None:
+    """Reaps what was killed of a process group: where this process is a subreaper, the rest came to it with the end of
+    the first.
+    """
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-group, 0)
