@@ -94,6 +94,7 @@ IMPORTED = {
     # what belongs to the process
     "elsewhere": "import os\nos.chdir('/')\nos.environ.clear()\nos.umask(0o777)",
     "no_folder": "import os, shutil\nshutil.rmtree(os.getcwd(), ignore_errors=True)",
+    "removes_all": "import os, shutil, late\nshutil.rmtree(os.path.dirname(late.__file__), ignore_errors=True)",
     "no_result": "import os\nos.unlink('../result')\nopen('../result', 'w').write('= {}')",
     "locks_out": "import os\nos.mkdir('x')\nopen('x/y', 'w')\nos.chmod('x', 0)\nos.chmod('.', 0)\nos.chmod('..', 0)",
     "no_file_size": "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))",
@@ -251,6 +252,17 @@ FAILED = {
         "ZeroDivisionError",
         "import builtins\nbuiltins.__import__ = lambda *_, **__: 1 / 0\nimport late",
     ),
+    "writes_beside": ("raised", "OSError: [Errno 30] Read-only file system", "open(__file__ + '.cache', 'w')"),
+    "removes_another": (
+        "raised",
+        "OSError: [Errno 30] Read-only file system",
+        "import late, os\nos.unlink(late.__file__)",
+    ),
+    "changes_python": (
+        "raised",
+        "OSError: [Errno 30] Read-only file system",
+        f"import os\nopen(os.path.join(os.path.dirname(os.__file__), '{MARK}'), 'x')",
+    ),
     "wants_too_much": ("raised", "MemoryError", "blob = bytearray(10**15)"),
     "handler_raises": (
         "raised",
@@ -315,6 +327,7 @@ EXTRA = {
     "slow": {"slow.py": "import time\ntime.sleep(0.1)"},
     "h_deadlock_part": {"h_deadlock/part.py": ""},
     "h_shares": {"h_shares.py": "held = bytearray(b'x') * 60_000_000\nimport os, time\nfor _ in range(3):\n    if not os.fork(): time.sleep(0.5); os._exit(0)\ntime.sleep(0.2)"},
+    "h_caches": {"h_caches.py": "import os, pathlib\nfile = pathlib.Path(os.environ['XDG_CACHE_HOME'], 'fonts')\nif not file.exists():\n    file.write_text('x')\n    raise RuntimeError('computed')"},
     "h_fills": {"h_fills.py": "import os\nwith open('file', 'wb') as file:\n    for _ in range(2000): file.write(b'x' * 1_000_000)"},
 }  # fmt: skip
 
@@ -521,6 +534,26 @@ def test_what_is_written_outside_is_forgotten(runtime: ForkRuntime) -> None:
     for _ in range(2):
         assert probe(runtime, "h_writes")["failure"] is None
     assert not any(Path(folder, MARK).exists() for folder in (HOME, "/tmp", "/var/tmp", "/dev/shm"))
+
+
+def test_what_is_installed_stays_as_it_was(runtime: ForkRuntime, rootfs: Path) -> None:
+    """No package changes the root filesystem for those after it, also where it is silent about having tried."""
+
+    def installed() -> dict[Path, tuple[int, int]]:
+        states = {path: path.lstat() for path in rootfs.rglob("*")}
+        return {path: (state.st_size, state.st_mtime_ns) for path, state in states.items()}
+
+    before = installed()
+    for name in ("writes_beside", "removes_another", "changes_python", "removes_all"):
+        assert probe(runtime, f"h_{name}")["ok"] == (name == "removes_all")
+
+    assert installed() == before
+    assert figures(probe(runtime, "late")) == {"late": pytest.approx(0, abs=1)}
+
+
+def test_what_libraries_compute_once_is_kept(runtime: ForkRuntime) -> None:
+    """The shared cache alone can be written: what one measurement left there, the next one finds."""
+    assert [probe(runtime, "h_caches")["failure"] is None for _ in range(2)] == [False, True]
 
 
 def test_what_may_be_written_is_limited(runtime: ForkRuntime) -> None:
