@@ -2,6 +2,7 @@
 
 import fcntl
 import math
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -144,6 +145,7 @@ CheckpointMbOption = Annotated[
 DEFAULT_OUT = Path("generation")
 LIMITS = Limits()
 SHOWN_CHANGES = 20
+RESUMED = {"analyze", "capture", "generation"}  # the commands that have a journal
 
 
 # ---- what the options mean ----
@@ -734,7 +736,9 @@ def doctor(
 
 def main() -> None:
     """Entry of the console script."""
-    run_command_line("readie-pipeline", app, stopped="stopped; started again, it goes on from here")
+    command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    stopped = "stopped; started again, it goes on from here" if command in RESUMED else "stopped"
+    run_command_line("readie-pipeline", app, stopped=stopped)
 
 
 if __name__ == "__main__":
