@@ -1,6 +1,6 @@
 """The planner on the committed corpus and catalogue: some 10,000 import sets over more than 20,000 items.
 
-What takes minutes is marked `scale`; the rest is one process of some 12 s.
+What takes minutes is marked `scale`; the rest is one process of some 10 s.
 """
 
 import json
@@ -59,7 +59,7 @@ said = {"gap": plan.gap, "sets": len(corpus), "items": len(items), "peak_mb": pe
 print(json.dumps(said | {"seconds": time.process_time(), "elapsed": time.monotonic() - begun}))
 """
 )
-#: Prices the checkpoints that the catalogue has, and plans for some 300 of the import sets, often and seldom asked for.
+#: Prices the checkpoints that the catalogue has, and plans for some 100 of the import sets, often and seldom asked for.
 CHEAP = (
     KNOWN
     + """
@@ -68,7 +68,7 @@ plan = make_plan(
     items, corpus, planner="fixed", alpha=document["alpha"], limits=Limits(), flavor=Flavor.CPU, sets=sets,
     barred=barred,
 )
-some = sorted(corpus, key=lambda one: (-one.count, one.modules))[:: len(corpus) // 300]
+some = sorted(corpus, key=lambda one: (-one.count, one.modules))[:: len(corpus) // 100]
 small = make_plan(
     items, some, planner="optimal", alpha=document["alpha"], limits=Limits(), flavor=Flavor.CPU, barred=barred
 )
