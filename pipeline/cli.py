@@ -2,6 +2,7 @@
 
 import fcntl
 import math
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,17 +15,24 @@ import msgspec
 import typer
 
 from pipeline import capture as capturing
-from pipeline.analyze import Measurements, Precision, read_measurements
+from pipeline.analyze import Measurements, read_measurements
 from pipeline.analyze import analyze as run_analysis
 from pipeline.capture import PlanOptions, alpha_to_plan_with, carry_over, plan_checkpoints
 from pipeline.corpus import Corpus, ImportSet, collect_corpus, merge_sets, read_corpus, write_corpus
-from pipeline.pace import Figures
 from pipeline.plan import find_planner
 from pipeline.problem import Limits
 from pipeline.processes import Sandbox
 from pipeline.progress import stage
 from pipeline.recorded import fetch_recorded
-from pipeline.report import GenerationReport, read_report, report_generation, write_plan_text, write_text
+from pipeline.report import (
+    GenerationReport,
+    find_memory_noise,
+    find_noise,
+    read_report,
+    report_generation,
+    write_plan_text,
+    write_text,
+)
 from pipeline.rootfs_build import build_rootfs, check_rootfs
 from pipeline.verify import verify as run_verification
 from pipeline.verify import write_verification
@@ -137,6 +145,7 @@ CheckpointMbOption = Annotated[
 DEFAULT_OUT = Path("generation")
 LIMITS = Limits()
 SHOWN_CHANGES = 20
+RESUMED = {"analyze", "capture", "generation"}  # the commands that have a journal
 
 
 # ---- what the options mean ----
@@ -437,45 +446,14 @@ def analyze(
     info = measurements.info
     noise, memory_noise = find_noise(measurements), find_memory_noise(measurements)
     if as_json:
-        answer = {
-            "modules": len(measurements.items),
-            "noise": [{"module": key, "seconds": seconds, "interval": half} for key, seconds, half in noise],
-            "memory_noise": [{"module": key, "size_mb": size, "interval": half} for key, size, half in memory_noise],
-        }
+        answer = {"modules": len(measurements.items), "noise": noise, "memory_noise": memory_noise}
         print_json(answer | msgspec.to_builtins(info))
         return
     print(f"{len(measurements.items)} modules measured, {len(info.failures)} could not be imported")
-    print_lines([f"  known to {half:.4f} s only: {key}, {seconds:.4f} s" for key, seconds, half in noise])
-    print_lines([f"  known to {half:.3f} MB only: {key}, {size:.3f} MB" for key, size, half in memory_noise])
+    print_lines([f"  {one}" for one in (*noise, *memory_noise)])
     print_lines([f"  {failure.module}: {failure.detail}" for failure in info.failures] or ["  every root was imported"])
     for warning in info.warnings:
         say(f"warning: {warning}")
-
-
-def find_noise(measurements: Measurements) -> list[tuple[str, float, float]]:
-    """Items whose seconds are not known tightly, with half of their 95 % interval; the noisiest first."""
-    tight = Precision()
-    halves = [(one, measurements.figures[one.key].seconds_interval) for one in measurements.items]
-    noise = [(one.key, one.seconds, half) for one, half in halves if half and not tight.holds(one.seconds, half)]
-    return sorted(noise, key=lambda entry: (-entry[2], entry[0]))
-
-
-MEMORY_SHARE, MEMORY_MB = 0.05, 0.5  # memory is known well enough if half of its interval is within either
-
-
-def find_memory_noise(measurements: Measurements) -> list[tuple[str, float, float]]:
-    """Items whose MB are not known tightly, with half of their 95 % interval; the noisiest first.
-
-    What a single process measured is not among them: it tells no interval.
-    """
-    noise = []
-    for one in measurements.items:
-        figure = measurements.figures[one.key]
-        if figure.size_mb_spread is not None:
-            half = Figures(figure.raw_size_mb, figure.size_mb_spread, figure.size_mb_count).interval
-            if half > max(MEMORY_SHARE * one.size_mb, MEMORY_MB):
-                noise.append((one.key, one.size_mb, round(half, 6)))
-    return sorted(noise, key=lambda entry: (-entry[2], entry[0]))
 
 
 @app.command()
@@ -758,7 +736,9 @@ def doctor(
 
 def main() -> None:
     """Entry of the console script."""
-    run_command_line("readie-pipeline", app, stopped="stopped; started again, it goes on from here")
+    command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    stopped = "stopped; started again, it goes on from here" if command in RESUMED else "stopped"
+    run_command_line("readie-pipeline", app, stopped=stopped)
 
 
 if __name__ == "__main__":

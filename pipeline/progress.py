@@ -1,4 +1,4 @@
-"""Progress of long work on stderr: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of long work on stderr: a bar or a spinner on a terminal, a line now and then elsewhere."""
 
 import sys
 import time
@@ -10,10 +10,13 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
+from rich.status import Status
+from rich.text import Text
 
 from readie.command_line import plain, say
 
 _EVERY_S = 5.0
+_spinners: list[Status] = []  # of the stages that are running: at most one of them turns, and none while a bar grows
 
 
 class Progress:
@@ -33,6 +36,7 @@ class Progress:
 
     def __enter__(self) -> Self:
         if self._bar is not None:
+            _stop_spinners()
             self._bar.start()
         return self
 
@@ -54,8 +58,30 @@ class Progress:
 
 @contextmanager
 def stage(title: str) -> Iterator[None]:
-    """Says what begins, and how long it took."""
+    """Says what begins, and how long it took. Meanwhile a terminal shows a spinner, until there is a bar."""
     begun = time.monotonic()
     say(f"{title} …")
-    yield
+    with _spinning(title):
+        yield
     say(f"{title}: {time.monotonic() - begun:.1f} s")
+
+
+@contextmanager
+def _spinning(title: str) -> Iterator[None]:
+    if not sys.stderr.isatty():
+        yield
+        return
+    _stop_spinners()
+    spinner = Status(Text(plain(title)), console=Console(stderr=True))
+    spinner.start()
+    _spinners.append(spinner)
+    try:
+        yield
+    finally:
+        _spinners.remove(spinner)
+        spinner.stop()
+
+
+def _stop_spinners() -> None:
+    for spinner in _spinners:
+        spinner.stop()

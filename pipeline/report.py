@@ -11,9 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from pipeline.analyze import Failure, Measurements, read_measurements
+from pipeline.analyze import Failure, Measurements, Precision, read_measurements
 from pipeline.capture import Fit, fit_line
 from pipeline.measurement import MeasuredItem
+from pipeline.pace import Figures
 from pipeline.plan import Plan, read_plan
 from pipeline.problem import catalogue_of
 from readie.closure import compute_closures
@@ -26,6 +27,8 @@ from readie.units import NS_PER_SECOND
 
 _SHOWN = 20  # failures, warnings and the like, in the text
 _DEAREST = 15
+_NOISIEST = 5  # in the text
+_MEMORY_SHARE, _MEMORY_MB = 0.05, 0.5  # memory is known well enough if half of its interval is within either
 _WAY_OUT = "Capture first with readie-pipeline capture."
 
 
@@ -36,6 +39,28 @@ class Dear(msgspec.Struct, frozen=True):
     items: int
     seconds: float
     size_mb: float
+
+
+class Noise(msgspec.Struct, frozen=True):
+    """An item whose time is not known tightly. `interval` is half of the 95 % interval of its median, in seconds."""
+
+    module: str
+    seconds: float
+    interval: float
+
+    def __str__(self) -> str:
+        return f"known to {self.interval:.4f} s only: {self.module}, {self.seconds:.4f} s"
+
+
+class MemoryNoise(msgspec.Struct, frozen=True):
+    """An item whose memory is not known tightly. `interval` is half of the 95 % interval of its median, in MB."""
+
+    module: str
+    size_mb: float
+    interval: float
+
+    def __str__(self) -> str:
+        return f"known to {self.interval:.3f} MB only: {self.module}, {self.size_mb:.3f} MB"
 
 
 class Proof(msgspec.Struct, frozen=True):
@@ -76,6 +101,8 @@ class GenerationReport(msgspec.Struct, frozen=True, kw_only=True):
     dearest_in_memory: list[Dear]
     dearest_imports: list[Dear]  # items with their whole closure; of a distribution the dearest one only
     resources: list[Dear]  # datasets, models and tokenizers, by key
+    noise: list[Noise]  # the noisiest first
+    memory_noise: list[MemoryNoise]
     failures: list[Failure]
     unmeasured: int
     absent: dict[str, int]  # asked for, and not in the root filesystem → how often
@@ -136,6 +163,8 @@ def report_generation(out: Path, measurements: Measurements, plan: Plan, manifes
         dearest_in_memory=sorted(by_distribution, key=lambda one: (-one.size_mb, one.name))[:_DEAREST],
         dearest_imports=_dearest_imports(packages),
         resources=_sum_up((item.key, item) for item in measurements.items if item.resource_type != "package"),
+        noise=find_noise(measurements),
+        memory_noise=find_memory_noise(measurements),
         failures=sorted(info.failures, key=lambda failure: (-failure.asked, failure.module)),
         unmeasured=info.unmeasured,
         absent=_most_first(info.absent),
@@ -206,6 +235,26 @@ def _dearest_imports(packages: Sequence[MeasuredItem]) -> list[Dear]:
     return sorted(dearest.values(), key=lambda one: (-one.seconds, one.name))[:_DEAREST]
 
 
+def find_noise(measurements: Measurements) -> list[Noise]:
+    """Items whose seconds are not known tightly, the noisiest first. What one process measured tells no interval."""
+    tight = Precision()
+    halves = [(one, measurements.figures[one.key].seconds_interval) for one in measurements.items]
+    noise = [Noise(one.key, one.seconds, half) for one, half in halves if half and not tight.holds(one.seconds, half)]
+    return sorted(noise, key=lambda one: (-one.interval, one.module))
+
+
+def find_memory_noise(measurements: Measurements) -> list[MemoryNoise]:
+    """Items whose MB are not known tightly, the noisiest first. What one process measured tells no interval."""
+    noise = []
+    for one in measurements.items:
+        figure = measurements.figures[one.key]
+        if figure.size_mb_spread is not None:
+            half = Figures(figure.raw_size_mb, figure.size_mb_spread, figure.size_mb_count).interval
+            if half > max(_MEMORY_SHARE * one.size_mb, _MEMORY_MB):
+                noise.append(MemoryNoise(one.key, one.size_mb, round(half, 6)))
+    return sorted(noise, key=lambda one: (-one.interval, one.module))
+
+
 def _most_first(counts: Mapping[str, int]) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))
 
@@ -251,6 +300,7 @@ def write_text(report: GenerationReport) -> str:
     """The report as text, 120 columns at most where names allow."""
     parts = [
         _measured(report),
+        _noise(report),
         _left_out(report),
         write_plan_text(report.plan, report.manifest),
         _alpha(report),
@@ -301,6 +351,17 @@ def _measured(report: GenerationReport) -> list[str]:
         rows = [[f"    {one.name}", f"{one.seconds:.3f} s", f"{one.size_mb:.1f} MB"] for one in report.resources]
         lines += table(rows, right=(1, 2))
     return lines
+
+
+def _noise(report: GenerationReport) -> list[str]:
+    lines = []
+    for what, noise in (("time", report.noise), ("memory", report.memory_noise)):
+        if noise:
+            lines.append(f"  the {what} of {len(noise)} items:")
+            lines += [f"    {one}" for one in noise[:_NOISIEST]]
+            if len(noise) > _NOISIEST:
+                lines.append(f"    and {len(noise) - _NOISIEST} more")
+    return ["Not known tightly", *lines] if lines else []
 
 
 def _left_out(report: GenerationReport) -> list[str]:

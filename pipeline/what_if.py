@@ -187,21 +187,25 @@ def hold_out(
         )
 
     by_hand = sets or choose_by_hand(items, known, limits, barred)
-    plans = {
-        "fixed": plan("fixed", known, limits, by_hand) if by_hand else plan("greedy", [], limits),
-        "greedy": plan("greedy", known, limits),
-        "optimal": plan("optimal", known, limits),
+    planners = {
+        "fixed": ("fixed", limits, by_hand) if by_hand else ("greedy", Limits(max_checkpoints=1), ()),
+        "greedy": ("greedy", limits, ()),
+        "optimal": ("optimal", limits, ()),
     }
     rows: list[HeldOutRow] = []
-    for name, made in plans.items():
-        held = [one.canonical for one in made.checkpoints if one.canonical]
-        there = plan("fixed", rest, _NO_LIMITS, held) if held else plan("greedy", rest, Limits(max_checkpoints=1))
-        if not rows:
-            without = plan("greedy", known, Limits(max_checkpoints=1)).cost_without_ns
-            rows.append(HeldOutRow("none", 0, 0.0, without, there.cost_without_ns))
-        here = plan("fixed", known, _NO_LIMITS, held).cost_ns if held else without
-        size = sum(one.size_mb for one in made.checkpoints)
-        rows.append(HeldOutRow(name, len(made.checkpoints), size, here, there.cost_ns))
+    with Progress("planning", 2 * len(planners)) as progress:
+        for name, (planner, within, given) in planners.items():
+            made = plan(planner, known, within, given)
+            progress.advance(f"planned by {name}")
+            held = [one.canonical for one in made.checkpoints if one.canonical]
+            there = plan("fixed", rest, _NO_LIMITS, held) if held else plan("greedy", rest, Limits(max_checkpoints=1))
+            if not rows:
+                without = plan("greedy", known, Limits(max_checkpoints=1)).cost_without_ns
+                rows.append(HeldOutRow("none", 0, 0.0, without, there.cost_without_ns))
+            here = plan("fixed", known, _NO_LIMITS, held).cost_ns if held else without
+            size = sum(one.size_mb for one in made.checkpoints)
+            rows.append(HeldOutRow(name, len(made.checkpoints), size, here, there.cost_ns))
+            progress.advance(f"priced {name}")
     return HeldOut(share, seed, alpha, limits, len(known), len(rest), rows)
 
 

@@ -37,9 +37,9 @@ from pipeline.analyze import (
     measure,
     read_measurements,
 )
-from pipeline.cli import find_memory_noise, find_noise
 from pipeline.measurement import MeasuredItem
 from pipeline.processes import NOT_ISOLATED, Mode, ProbeFailure, ProbeStream, find_worker
+from pipeline.report import find_memory_noise, find_noise
 from pipeline.rootfs import list_rootfs
 from pipeline.verify import verify
 from readie.cost import PricedItem, closure, match
@@ -544,9 +544,9 @@ class TestBuilding:
         half = 1.96 * 1.2533 * 1.4826 / math.sqrt(3) * 1.024
 
         assert [built.figures[key].size_mb_spread for key in "abc"] == [1.024, pytest.approx(0.002048), None]
-        ((key, size_mb, found),) = find_memory_noise(measurements)
-        assert (key, size_mb) == ("a", 2.048)
-        assert found == pytest.approx(half)
+        (found,) = find_memory_noise(measurements)
+        assert (found.module, found.size_mb) == ("a", 2.048)
+        assert found.interval == pytest.approx(half)
         assert find_noise(measurements) == []
 
     def test_a_module_of_no_distribution_is_counted_in_its_importer(self) -> None:

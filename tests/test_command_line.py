@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from importlib.metadata import version
@@ -18,10 +19,11 @@ import pytest
 import structlog
 import typer
 
+import pipeline.cli
 import pipeline.progress
 from app.catalogue import import_catalogue
 from app.database import open_database
-from readie.command_line import run_command_line, waiting
+from readie.command_line import run_command_line, say, waiting
 from readie.errors import UsageError
 from readie.logs import log_to_stderr
 from tests.catalogues import make_worked_example, read
@@ -255,6 +257,8 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_in_a_pipe(
         progress.advance("numpy")
     with waiting("Exporting", as_json=True):
         pass
+    with pipeline.progress.stage("Planning"):
+        pass
     in_a_pipe = capsys.readouterr().err
     ours, theirs = pty.openpty()
     with os.fdopen(theirs, "w") as terminal:
@@ -266,8 +270,59 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_in_a_pipe(
         monkeypatch.undo()
     on_terminal = read_terminal(ours)
 
-    assert in_a_pipe == "Importing …\n  measuring: 1 of 2 (numpy)\n"
+    assert in_a_pipe == "Importing …\n  measuring: 1 of 2 (numpy)\nPlanning …\nPlanning: 0.0 s\n"
     assert "1/2" in on_terminal
     assert "dataset:x[/y]\ufffd" in on_terminal
     assert "Importing [bold]file" in on_terminal
     assert "\x1b[" in on_terminal
+
+
+def test_a_stage_without_a_bar_turns_a_spinner_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes when a bar comes; what is said meanwhile is shown, and names are shown as they are."""
+    monkeypatch.setenv("TERM", "xterm")
+    with terminal(monkeypatch) as alone, pipeline.progress.stage("Planning [bold]file"):
+        time.sleep(0.2)  # it turns every 80 ms
+        say("of 3 candidates")
+    with terminal(monkeypatch) as beside, pipeline.progress.stage("Measuring"):
+        time.sleep(0.2)
+        with pipeline.progress.Progress("modules", 2) as progress:
+            progress.advance("numpy")
+            time.sleep(0.2)
+    spinner = re.compile("[\u2800-\u28ff]")
+    spinning, _, done = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", alone[0]).partition("of 3 candidates")
+    before, _, growing = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", beside[0]).partition("modules")
+
+    assert spinning.startswith("Planning [bold]file …")
+    assert spinner.search(spinning)
+    assert "Planning [bold]file: " in done
+    assert spinner.search(before)
+    assert not spinner.search(growing)
+    assert "Measuring: " in growing
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("analyze --rootfs . --out nowhere", "stopped; started again, it goes on from here"),
+        ("--verbose capture", "stopped; started again, it goes on from here"),
+        ("generation", "stopped; started again, it goes on from here"),
+        ("rootfs --out rootfs analyze", "stopped"),
+        ("plan", "stopped"),
+        ("", "stopped"),
+    ],
+)
+def test_ctrl_c_promises_no_more_than_is_true(
+    said: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only a command that has a journal goes on where it was."""
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", ["readie-pipeline", *said.split()])
+    monkeypatch.setattr(typer.Typer, "__call__", interrupt)
+    with pytest.raises(SystemExit) as ended:
+        pipeline.cli.main()
+
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == f"readie-pipeline: {message}\n"

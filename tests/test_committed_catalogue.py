@@ -36,6 +36,26 @@ def test_it_is_as_rich_as_what_people_use(catalogue: Catalogue) -> None:
     assert {*catalogue.resource_types} == {"package", "dataset"}
 
 
+@pytest.mark.parametrize(
+    ("module", "distribution"),
+    [
+        ("attr", "attrs"),
+        ("attrs", "attrs"),
+        ("sklearn", "scikit-learn"),
+        ("cv2", "opencv-python-headless"),
+        ("PIL", "pillow"),
+        ("yaml", "pyyaml"),
+    ],
+)
+def test_names_of_imports_lead_to_distributions(catalogue: Catalogue, module: str, distribution: str) -> None:
+    """Also where they are not alike, with the version that the list of requirements pins."""
+    found = catalogue.item_distributions[catalogue.keys.index(module)]
+    locked = (ROOT / "catalogues" / "requirements-cpu.lock").read_text(encoding="utf-8")
+
+    assert found == distribution
+    assert f"\n{distribution}=={catalogue.distributions[found]} " in locked
+
+
 def test_its_lists_are_direct_dependencies(catalogue: Catalogue) -> None:
     """So the file is small: closures have a hundred times as many."""
     assert len(catalogue.dependencies) < 10 * len(catalogue.keys)

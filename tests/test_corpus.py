@@ -3,7 +3,9 @@
 import gzip
 import json
 import os
+import resource
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -380,7 +382,7 @@ class TestPrograms:
     """A program is one import set; a file that cannot be parsed is listed, and the rest is read."""
 
     def test_broken_deep_and_large_files_do_not_end_the_scan(self, tmp_path: Path) -> None:
-        """Each file yields its imports or is listed with path and class; none is silently missing (K03)."""
+        """Each yields its imports or is listed with path and class, in bounded time and memory; none is missing (K03)."""
         files = {
             "py2.py": 'import einops\nprint "x"\n',
             "conflict.py": "import einops\n<<<<<<< HEAD\nimport a\n=======\nimport b\n>>>>>>> x\n",
@@ -395,8 +397,12 @@ class TestPrograms:
         }
         for name, text in files.items():
             write(tmp_path / name, text)
+        begun, peak = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         corpus = collect_corpus([tmp_path])
+        took, more_kb = time.process_time() - begun, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak
 
+        assert took < 5
+        assert more_kb < 100_000
         listed = {Path(error.path).name: error.error for error in corpus.errors}
         read = {Path(path).name for found in corpus.sets for path in found.sources}
         over = {Path(path).name for path in corpus.over_limit}

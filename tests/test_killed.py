@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from pipeline.analyze import Run
+from readie.manifest import read_manifest
 from readie.projection import load_catalogue
 from tests.tiny import make_rootfs
 
@@ -23,21 +24,39 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = {
     "ground": {"ground/__init__.py": "blob = bytearray(10_000_000)\n"},
     "tower": {"tower/__init__.py": "import ground\n", "tower/roof.py": "blob = bytearray(5_000_000)\n"},
+    # Each import takes 10 ms longer than the one before: its interval never is tight.
+    "slower": {
+        "slower.py": """
+            import os, pathlib, time
+            count = pathlib.Path(os.environ["XDG_CACHE_HOME"], "count")
+            with count.open("ab") as file: file.write(b".")
+            time.sleep(0.01 * count.stat().st_size)
+        """
+    },
     "broken": {"broken.py": "raise RuntimeError('not today')\n"},
 }
 CORPUS = '{"modules": ["tower.roof"], "count": 3, "sources": []}\n{"modules": ["ground"], "count": 1, "sources": []}\n'
 #: A short run: no interval is made tighter, nothing is calibrated, one checkpoint beside the empty one.
 OPTIONS = ("--repeats", 2, "--max-repeats", 2, "--alpha", "0.0001", "--max-checkpoints", 2)
 
-#: Forks a process for each line (a list of arguments as JSON), which runs the command line: no start takes a second.
+#: Intervals are made tighter, and alpha comes from a calibration.
+LONGER_OPTIONS = ("--repeats", 2, "--max-repeats", 4, "--max-checkpoints", 2)
+
+#: Forks a process for each line (as JSON, a file for stderr and arguments), which runs the command line: no start takes
+#: a second. Ballast is small here, for what is timed does not matter.
 STARTER = """
 import json, os, sys
+import pipeline.capture
+import pipeline.report_page  # plots take a second to load
 from pipeline.cli import main
+pipeline.capture.BALLAST_MB = (0, 10)
 for line in sys.stdin:
     pid = os.fork()
     if pid == 0:
-        sys.argv = ["readie-pipeline", *json.loads(line)]
+        said, *arguments = json.loads(line)
+        sys.argv = ["readie-pipeline", *arguments]
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
         main()
     print(pid, flush=True)
     print(os.waitpid(pid, 0)[1], flush=True)
@@ -64,11 +83,15 @@ def run(
     *arguments: object,
     kill_when: Callable[[], bool] | None = None,
     kill_after: float = 0.0,
+    said: Path = Path(os.devnull),
 ) -> int:
-    """Runs a command and returns its wait status; kills it so many seconds after it has come as far as that."""
+    """Runs a command and returns its wait status; kills it so many seconds after it has come as far as that.
+
+    What it says on stderr is in `said`.
+    """
     assert starter.stdin is not None
     assert starter.stdout is not None
-    starter.stdin.write(msgspec.json.encode([str(one) for one in arguments]).decode() + "\n")
+    starter.stdin.write(msgspec.json.encode([str(one) for one in (said, *arguments)]).decode() + "\n")
     starter.stdin.flush()
     pid = int(starter.stdout.readline())
     if kill_when is not None:
@@ -138,7 +161,7 @@ def test_it_finishes(killed: tuple[Path, list[dict[str, list[bytes]]]]) -> None:
     out, _ = killed
     catalogue = load_catalogue(out / "catalogue.json")
 
-    assert set(catalogue.keys) == {"ground", "tower", "tower.roof"}
+    assert set(catalogue.keys) == {"ground", "slower", "tower", "tower.roof"}
     assert not catalogue.warnings
     assert len(catalogue.checkpoints) > 1
     assert not list(out.glob("**/*.partial"))
@@ -192,3 +215,65 @@ def test_the_same_measurements_give_the_same_plan_and_catalogue(
     assert len(results) > 8
     for name in results:
         assert (again / name).read_bytes() == (out / name).read_bytes(), name
+
+
+#: What is being done at each of the further kills, as it says, and the journal that has a line more by then.
+STAGES = (
+    ("Making intervals tighter", MEASURED),
+    ("Calibrating alpha", CAPTURED),
+    ("Planning with", None),
+    ("Writing the catalogue", None),
+)
+#: The stage after each: a kill came too late if that has begun.
+NEXT = ("Calibrating alpha", "Planning with", "Capturing", "the same as a page")
+
+
+@pytest.fixture(scope="module")
+def killed_later(
+    killed: tuple[Path, list[dict[str, list[bytes]]]], starter: "subprocess.Popen[str]"
+) -> tuple[Path, list[dict[str, list[bytes]]]]:
+    """A work folder that has what was measured twice and captured, and its journals after a kill in each later stage."""
+    done, _ = killed
+    out, said = done.with_name("later"), done.with_name("said")
+    out.mkdir()
+    for name in ("corpus.jsonl", *JOURNALS):
+        shutil.copy(done / name, out)
+    shutil.copytree(done / "checkpoints", out / "checkpoints")
+    arguments = ("generation", "--rootfs", done.with_name("rootfs"), "--out", out, *LONGER_OPTIONS)
+    journals: list[dict[str, list[bytes]]] = []
+    for (stage, journal), after in zip(STAGES, NEXT, strict=True):
+        known = len(whole_lines(out / journal)) if journal else 0
+        said.unlink(missing_ok=True)
+
+        def is_there(stage: str = stage, journal: str | None = journal, known: int = known) -> bool:
+            begun = said.exists() and stage in said.read_text()
+            return begun and (journal is None or len(whole_lines(out / journal)) > known)
+
+        assert run(starter, *arguments, kill_when=is_there, said=said) == signal.SIGKILL
+        assert after not in said.read_text()
+        journals.append({name: whole_lines(out / name) for name in JOURNALS})
+    assert run(starter, *arguments) == 0
+    return out, journals
+
+
+def test_kills_while_it_tightens_calibrates_plans_and_writes_lose_nothing(
+    killed_later: tuple[Path, list[dict[str, list[bytes]]]],
+) -> None:
+    """What was in a journal at a kill is in the final one, once; with four times of what is never tight.
+
+    The catalogue has the generation that was captured, and nothing is left aside.
+    """
+    out, journals = killed_later
+    final = {name: whole_lines(out / name) for name in JOURNALS}
+    runs = [msgspec.json.decode(line, type=Run) for line in final[MEASURED][1:]]
+    captured = [msgspec.json.decode(line) for line in final[CAPTURED]]
+
+    for journal in journals:
+        assert all(final[name][: len(journal[name])] == journal[name] for name in JOURNALS)
+    assert len(journals[0][MEASURED]) < len(final[MEASURED])
+    assert len(journals[0][CAPTURED]) < len(journals[1][CAPTURED]) < len(final[CAPTURED])
+    assert len([run for run in runs if (run.mode, run.roots) == ("time", ("slower",))]) == 4
+    assert len({(one["purpose"], msgspec.json.encode(one["spec"])) for one in captured}) == len(captured)
+    assert [one["purpose"] for one in captured].count("calibration") == 2
+    assert load_catalogue(out / "catalogue.json").generation == read_manifest(out / "manifest.json").generation
+    assert not list(out.glob("**/*.partial"))

@@ -55,6 +55,8 @@ ITEMS = [
     item("a$b$&co", 0.01, 0.1, distribution="money"),
     item("dataset:tiny/one", 0.03, 4.0, "ground", resource_type="dataset"),
 ]
+#: What several processes measured, and is not known tightly: the others are.
+KNOWN = {"tower": Known(0.1, 3, 73.0, None, 1, 0.15), "ground": Known(0.01, 4, 7.0, 1.0, 4, 0.009)}
 CORPUS = [asks("tower", count=3), asks("ground.deep.f", count=2), asks(NASTY), asks("nowhere", "ground")]
 
 
@@ -84,7 +86,7 @@ def make(out: Path, items: list[MeasuredItem], *, failures: list[Failure], check
         failures=failures,
         absent={"nope": 1, "often": 5} if failures else {},
     )
-    known = {one.key: Known(0.0, 3, one.size_mb, 0.0, 1) for one in items}
+    known = {one.key: KNOWN.get(one.key, Known(0.0, 3, one.size_mb, None, 1, 0.0)) for one in items}
     measurements = write_measurements(out / "measurements.parquet", Measurements(info, items, known))
     carried = [one for one in items if one.distribution != "gone"]
     plan = make_plan(
@@ -247,6 +249,35 @@ class TestFacts:
         assert "This planner proves no bound." not in page
         assert "This planner proves no bound." in write_page(made.report, MADE_AT)
 
+    def test_what_is_not_known_tightly_is_told(self, report: GenerationReport, page: str) -> None:
+        """Items with half of their interval: 0.15 s of 0.5, 1.82 MB of 7; 0.009 s of 0.2 is tight. In text and page."""
+        (slow,), (large,) = report.noise, report.memory_noise
+        text = write_text(report)
+        section = page.partition('<h2 id="noise">Noise</h2>')[2].partition("</section>")[0]
+        cells = [cell.text for cell in parse(section).elements if cell.tag in {"code", "td"}]
+
+        assert (slow.module, slow.seconds, slow.interval) == ("tower", 0.5, 0.15)
+        assert (large.module, large.size_mb) == ("ground", 7.0)
+        assert large.interval == pytest.approx(1.82, abs=0.01)
+        assert "known to 0.1500 s only: tower, 0.5000 s" in text
+        assert "MB only: ground, 7.000 MB" in text
+        assert cells == ["tower", "0.500", "0.150", "ground", "7.00", "1.82"]
+
+    def test_what_can_be_in_no_checkpoint_is_told(self, made: Made) -> None:
+        """What leaves threads, with the requests that need it, and candidates that were not looked at: text and page."""
+        plan = msgspec.structs.replace(
+            made.plan, candidates_kept=5, candidates_left_out=7, barred={"ground.deep": 2, NASTY: 4}
+        )
+        told = report_generation(made.out, made.measurements, plan, made.manifest)
+        text, page = write_text(told), write_page(told, MADE_AT)
+
+        assert f"in no checkpoint, for importing them leaves threads: {NASTY}, ground.deep" in text
+        assert "In no checkpoint, for importing them leaves threads (2)" in page
+        assert '<code>ground.deep</code></th><td class="number">2</td>' in page
+        assert "7 that pairs would give were not looked at" in text
+        assert "left after pruning; 7 that pairs would give were not looked at." in page
+        assert "In no checkpoint" not in write_page(made.report, MADE_AT)
+
     def test_the_fit_is_the_line_through_the_points(self, report: GenerationReport) -> None:
         """Its slope is the measured alpha; drift is against the planned one."""
         assert report.fit is not None
@@ -301,7 +332,7 @@ class TestReading:
     def test_measurements_made_since_the_capture_give_a_warning(self, made: Made) -> None:
         """The catalogue has other figures than they."""
         items = [item("ground", 0.3, 7.0), *(one for one in ITEMS if one.key != "ground")]
-        changed = Measurements(made.measurements.info, items, {})
+        changed = Measurements(made.measurements.info, items, made.measurements.figures)
         warnings = report_generation(made.out, changed, made.plan, made.manifest).warnings
 
         assert any("changed since the catalogue was written" in warning for warning in warnings)

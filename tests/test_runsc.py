@@ -144,6 +144,8 @@ PACKAGES = {
         with open("/call/result", "ab") as file: file.write(bytes(2_000_000))
         time.sleep(60)
     """,
+    "forker": "import os, time\nif not os.fork(): time.sleep(600)",
+    "closer": "import os; os.closerange(0, 70_000)",
 }
 CAPTURED = ("heavy", "frozen", "dice", "worried", "blob", "threaded")
 MB = 1_000_000
@@ -1279,6 +1281,30 @@ def test_a_measured_process_is_a_sandbox_too(runtime: RunscRuntime) -> None:
     assert 59 < answer["rss_mb"] < 66
     assert answer["network"] == "none"
     assert runtime.describe().memory_source == "VmRSS"
+
+
+@pytest.mark.parametrize(
+    ("name", "failure"),
+    [
+        ("crasher", ("signal", "SIGSEGV")),
+        ("ender", ("no-result", "the process ended with exit code 7, without a result")),
+        ("sleeper", ("timeout", "it took longer than 1 s")),
+        ("forker", None),
+        ("closer", None),
+    ],
+)
+def test_a_hostile_package_spoils_only_itself(
+    runtime: RunscRuntime, name: str, failure: tuple[str, str] | None
+) -> None:
+    """As under the fork runtime: it is measured or says what happened, and what was measured before stays."""
+    from worker.measure import ProbeRequest, measure
+
+    request = ProbeRequest(id=1, modules=["p_ok", name], mode="time")
+    answer = measure(runtime, request, timeout=1, memory=2**30)
+
+    assert answer["failure"] == (failure and dict(zip(("kind", "detail"), failure, strict=True)))
+    found = {module["name"] for module in answer["modules"] if not module["stdlib"]}
+    assert found == ({"p_ok"} if failure else {"p_ok", name})
 
 
 def test_a_measured_process_over_its_memory_says_so(runtime: RunscRuntime) -> None:

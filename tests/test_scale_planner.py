@@ -1,4 +1,7 @@
-"""The planner on the committed corpus and catalogue: some 10,000 import sets over more than 20,000 items."""
+"""The planner on the committed corpus and catalogue: some 10,000 import sets over more than 20,000 items.
+
+What takes minutes is marked `scale`; the rest is one process of some 10 s.
+"""
 
 import json
 import re
@@ -9,13 +12,16 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.scale, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.timeout(1200)
+scale = pytest.mark.scale
 
 ROOT = Path(__file__).parents[1]
 
-#: What the plan of the committed catalogue was made from. Importing what is barred leaves threads.
+#: What the plan of the committed catalogue was made from. Importing what is barred leaves threads: the measurements say
+#: so, and a catalogue does not, but its checkpoints hold neither these two nor what pulls them in.
 KNOWN = """
 import json, resource, sys, time
+begun = time.monotonic()
 from pathlib import Path
 from pipeline.corpus import read_corpus
 from pipeline.measurement import MeasuredItem
@@ -37,6 +43,7 @@ items = [
     )
     for key, item in document["items"].items()
 ]
+assert barred <= document["items"].keys()
 corpus = read_corpus(Path("corpora/cpu.jsonl.gz"))
 """
 #: Plans, and prints what came out, with what it took.
@@ -49,11 +56,11 @@ plan = make_plan(
 write_plan(Path(sys.argv[1]), plan)
 peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 said = {"gap": plan.gap, "sets": len(corpus), "items": len(items), "peak_mb": peak_kb * 1024 / 1e6}
-print(json.dumps(said | {"seconds": time.process_time()}))
+print(json.dumps(said | {"seconds": time.process_time(), "elapsed": time.monotonic() - begun}))
 """
 )
-#: Prices the checkpoints that the catalogue has.
-PRICE = (
+#: Prices the checkpoints that the catalogue has, and plans for some 100 of the import sets, often and seldom asked for.
+CHEAP = (
     KNOWN
     + """
 sets = [one["canonical"] for one in document["checkpoints"] if one["canonical"]]
@@ -61,7 +68,15 @@ plan = make_plan(
     items, corpus, planner="fixed", alpha=document["alpha"], limits=Limits(), flavor=Flavor.CPU, sets=sets,
     barred=barred,
 )
-print(json.dumps({"cost_s": plan.cost_ns / 1e9, "items": [one.items for one in plan.checkpoints]}))
+some = sorted(corpus, key=lambda one: (-one.count, one.modules))[:: len(corpus) // 100]
+small = make_plan(
+    items, some, planner="optimal", alpha=document["alpha"], limits=Limits(), flavor=Flavor.CPU, barred=barred
+)
+print(json.dumps({
+    "cost_s": plan.cost_ns / 1e9,
+    "items": [one.items for one in plan.checkpoints],
+    "small": {name: getattr(small, name) for name in ("gap", "cost_ns", "greedy_ns", "cost_without_ns")},
+}))
 """
 )
 #: Plans without a fifth of the import sets, by every planner, and prints what they then cost.
@@ -82,6 +97,12 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
     return path, plan_into(path)
 
 
+@pytest.fixture(scope="module")
+def cheap() -> dict[str, Any]:
+    """What the cheap program said."""
+    return run(CHEAP)
+
+
 def plan_into(path: Path) -> dict[str, Any]:
     return run(PLAN, str(path))
 
@@ -95,16 +116,18 @@ def run(program: str, *arguments: str) -> dict[str, Any]:
     return said
 
 
+@scale
 def test_it_fits_into_the_machine(planned: tuple[Path, dict[str, Any]]) -> None:
-    """10,000 distinct import sets over 20,000 items within 4 GB and five minutes of the processor's time."""
+    """10,000 distinct import sets over 20,000 items within 4 GB and five minutes, by the clock and of the processor."""
     _, said = planned
 
     assert said["sets"] >= 10_000
     assert said["items"] >= 20_000
     assert said["peak_mb"] <= 4_000
-    assert said["seconds"] <= 300
+    assert max(said["seconds"], said["elapsed"]) <= 300
 
 
+@scale
 def test_the_plan_is_close_to_the_bound(planned: tuple[Path, dict[str, Any]]) -> None:
     """Within 2 % of what no plan over the candidates can be below, and no worse than greedy's."""
     path, said = planned
@@ -114,6 +137,7 @@ def test_the_plan_is_close_to_the_bound(planned: tuple[Path, dict[str, Any]]) ->
     assert plan["cost_ns"] <= plan["greedy_ns"]
 
 
+@scale
 def test_the_plan_costs_what_the_page_says(planned: tuple[Path, dict[str, Any]]) -> None:
     """The first table of docs/planning.md, each figure within 1 %."""
     path, _ = planned
@@ -132,15 +156,23 @@ def read_table(head: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_the_committed_catalogue_has_the_plan_of_the_page() -> None:
+def test_the_committed_catalogue_has_the_plan_of_the_page(cheap: dict[str, Any]) -> None:
     """Its checkpoints, priced for the corpus, cost what the page says of `optimal`; what leaves threads is in none."""
     document = json.loads((ROOT / "catalogues" / "cpu.json").read_bytes())
-    found = run(PRICE)
 
-    assert found["items"] == [one["items"] for one in document["checkpoints"]]
-    assert round(found["cost_s"], 2) == float(read_table("| | requests together, s |")[2][1])
+    assert cheap["items"] == [one["items"] for one in document["checkpoints"]]
+    assert round(cheap["cost_s"], 2) == float(read_table("| | requests together, s |")[2][1])
 
 
+def test_a_plan_for_a_small_part_is_close_to_the_bound(cheap: dict[str, Any]) -> None:
+    """Within 2 % of what no plan over the candidates can be below, no worse than greedy's, and worth having."""
+    found = cheap["small"]
+
+    assert 0 <= found["gap"] <= 0.02
+    assert found["cost_ns"] <= found["greedy_ns"] < found["cost_without_ns"] / 2
+
+
+@scale
 def test_requests_that_were_held_out_cost_what_the_page_says() -> None:
     """The table of docs/planning.md, each figure within 1 %, and the order of the planners with it."""
     table = {
@@ -156,6 +188,7 @@ def test_requests_that_were_held_out_cost_what_the_page_says() -> None:
     assert held_out == sorted(held_out, reverse=True)
 
 
+@scale
 def test_a_second_run_gives_the_same_bytes(planned: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     """It stops by iterations, not by the clock."""
     path, _ = planned

@@ -127,6 +127,22 @@ class TestHeldOut:
 
         assert (rows["optimal"].planned_ns, rows["optimal"].held_out_ns) in costs
 
+    def test_each_planner_is_told_as_it_is_done(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """On the committed corpus it takes minutes."""
+        monkeypatch.setattr("pipeline.progress._EVERY_S", 0.0)
+        hold_out(WORLD, CORPUS, share=0.5, seed=1, alpha=0.001, limits=Limits())
+
+        assert capsys.readouterr().err.splitlines() == [
+            "  planning: 1 of 6 (planned by fixed)",
+            "  planning: 2 of 6 (priced fixed)",
+            "  planning: 3 of 6 (planned by greedy)",
+            "  planning: 4 of 6 (priced greedy)",
+            "  planning: 5 of 6 (planned by optimal)",
+            "  planning: 6 of 6 (priced optimal)",
+        ]
+
     def test_the_same_seed_holds_the_same_out(self) -> None:
         """Also where the corpus comes in another order."""
         first = hold_out(WORLD, CORPUS, share=0.5, seed=1, alpha=0.001, limits=Limits())

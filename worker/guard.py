@@ -7,12 +7,13 @@ the guard and all below it by SIGTERM, or by ending itself.
 There are two processes: the outer one, which the worker knows, and the inner one, the command's parent. A command may
 kill its parent; what it leaves behind then comes to the outer one.
 
-KEPT says what the command may not change: paths, one a line; "-" for no isolation at all. With isolation the
-command is in namespaces of its own. It sees no process but its own: the inner guard is their init, which the kernel
-lets nobody inside kill, and all of them end with it. It has a loopback device and no other network, no System V object
-of others, and what it writes to the user's home, to /tmp, /var/tmp, /dev/shm or FOLDER is memory that ends with it.
-Everything can be read as it is, and what KEPT names is not even covered, so that imports from there take their usual
-time. Without a COMMAND the guard only tries whether it could isolate one: exit code 0 says so.
+KEPT says what the command may not change: folders, one a line; the last is the shared cache, the only one that it may
+write to. "-" stands for no isolation at all. With isolation the command is in namespaces of its own. It sees no process
+but its own: the inner guard is their init, which the kernel lets nobody inside kill, and all of them end with it. It has
+a loopback device and no other network, no System V object of others, and what it writes to the user's home, to /tmp,
+/var/tmp, /dev/shm or FOLDER is memory that ends with it. Everything can be read as it is, and what KEPT names is not even
+covered, so that imports from there take their usual time: it can be read, and nothing else. Without a COMMAND the guard
+only tries whether it could isolate one: exit code 0 says so.
 
 This file imports little, for it starts before every measurement.
 """
@@ -29,7 +30,7 @@ import sys
 
 PDEATHSIG, CHILD_SUBREAPER = 1, 36  # prctl
 NEW_MOUNTS, NEW_IPC, NEW_USER, NEW_PIDS, NEW_NETWORK = 0x00020000, 0x08000000, 0x10000000, 0x20000000, 0x40000000
-NOSUID, NODEV, NOEXEC, BIND, RECURSIVE, PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18  # mount
+READ_ONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18  # mount
 SIOCSIFFLAGS, IFF_UP, IFF_RUNNING = 0x8914, 0x1, 0x40
 ROOM = "size=1g"  # what a command may write to files
 FAILED = 71 << 8  # EX_OSERR as a wait status: the guard itself failed
@@ -166,9 +167,11 @@ def isolate(folder: str, kept: list[str]) -> None:
     for number, place in enumerate(shared_places()):
         with contextlib.suppress(OSError):  # without overlays, HOME and TMPDIR lead elsewhere all the same
             cover(place, f"{room}/{number}")
-            for path, real in held.items():
-                if is_below(path, place):
-                    mount(real, path, "", BIND if path == folder else BIND | RECURSIVE)
+    *fixed, cache = kept
+    for path in sorted(set(fixed), key=len):  # those that hold others first: each lies above what was there
+        fix(path, held[path])
+    mount(held[cache], cache, "", BIND | RECURSIVE)
+    mount(held[folder], folder, "", BIND)
     for name in ("work", "tmp"):
         os.mkdir(f"{room}/{name}", 0o700)  # noqa: PTH102
         mount(f"{room}/{name}", f"{folder}/{name}", "", BIND)
@@ -203,6 +206,15 @@ def cover(place: str, upper: str) -> None:
         os.chown(upper, status.st_uid, status.st_gid)
     os.chmod(upper, status.st_mode & 0o7777)  # noqa: PTH101
     mount("overlay", place, "overlay", NOSUID | NODEV, f"lowerdir={place},upperdir={upper},workdir={upper}-work")
+
+
+def fix(path: str, real: str) -> None:
+    """Shows the folder `real` at `path`, uncovered, and lets nobody change it."""
+    if path != "/":
+        mount(real, path, "", BIND | RECURSIVE)
+    # What a user's own namespace has not set itself it may not take away either.
+    flags = os.statvfs(path).f_flag & (NOSUID | NODEV | NOEXEC)
+    mount("none", path, "", REMOUNT | BIND | READ_ONLY | flags)
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
