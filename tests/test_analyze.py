@@ -630,10 +630,9 @@ class TestChoosing:
 
     def test_what_a_process_loads_is_measured_again_until_the_sum_is_tight(self) -> None:
         """Forty modules, none off by half a millisecond, whose processes told paces that nothing of them shows."""
-        modules = {f"m{number}": 0.002 for number in range(40)}
-        bundles = {("a",): frozenset(modules)}
-        told = [0.008, 0.010, 0.012]
-        runs = [msgspec.structs.replace(run_of("time", "a", **modules), pace_s=[pace]) for pace in told]
+        nodes = [Node(f"m{number}", stdlib=False, value=0.002) for number in range(40)]
+        bundles: dict[tuple[str, ...], frozenset[str]] = {("a",): frozenset(node.name for node in nodes)}
+        runs = [Run("time", ("a",), 0.08, 0.08, nodes, pace_s=[pace]) for pace in (0.008, 0.010, 0.012)]
 
         assert find_loose(bundles, {}, runs, Precision(share=1.0)) == [("time", ("a",))]
         assert find_loose(bundles, {}, runs, Precision(share=1.0, total=0.2)) == []
