@@ -7,6 +7,7 @@ times. What was measured is in a journal at once; `measurements.parquet` is comp
 
 import hashlib
 import itertools
+import math
 import os
 import statistics
 import subprocess
@@ -27,7 +28,7 @@ import pyarrow.parquet as pq
 
 from pipeline.corpus import ImportSet
 from pipeline.measurement import MeasuredItem
-from pipeline.pace import Settled, find_reference, settle
+from pipeline.pace import Figures, Settled, find_reference, settle
 from pipeline.processes import NOT_ISOLATED, Mode, ProbeAnswer, ProbeFailure, ProbeStream, Sandbox, describe
 from pipeline.progress import Progress, stage
 from pipeline.resources import Wanted, add_needs, choose_loads, find_failed, list_wanted, select_runs, type_of
@@ -71,6 +72,7 @@ class Run(msgspec.Struct, frozen=True):
     threads: int = 1  # that were left at the end
     declaration: str = ""  # of the resource that was loaded last (pipeline/resources.py)
     network: str | None = None  # host: it was not isolated; None: not known
+    rss_mb: float | None = None  # by which the whole process grew; None: not known
 
     @property
     def pace(self) -> float | None:
@@ -92,6 +94,7 @@ class JournalHead(msgspec.Struct, frozen=True):
 
     host: Host
     memory_source: Literal["RssAnon", "VmRSS"]
+    measurements: str = ""  # SHA-256 of what is verified
     version: Literal[1] = 1
 
 
@@ -111,7 +114,7 @@ class Figure(msgspec.Struct, frozen=True):
     raw_size_mb: float  # as measured: below 0 where memory fell
     size_mb_spread: float | None  # None: one process tells nothing
     size_mb_count: int
-    seconds_interval: float | None = None  # half of the 95 % interval of the median; None: one process tells nothing
+    seconds_interval: float | None = None  # half of the 95 % interval; None: one process tells nothing
 
 
 class MeasurementInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,6 +225,7 @@ class Journal:
     """Completed processes, a JSON line each, as soon as they end. Lines of another host are put aside, numbered."""
 
     def __init__(self, path: Path, head: JournalHead) -> None:
+        self.path = path
         self.runs: list[Run] = []
         whole = 0
         if path.exists():
@@ -238,7 +242,9 @@ class Journal:
                 numbered = (path.with_suffix(f".{number}.old") for number in itertools.count(1))
                 aside = next(one for one in numbered if not one.exists())
                 path.rename(aside)
-                say(f"  the measurements in {path} are of another host or root filesystem: they are now {aside.name}")
+                say(
+                    f"  the measurements in {path} are of another host, root filesystem or prediction: they are now {aside.name}"
+                )
         self._file = path.open("ab")
         self._file.truncate(whole)
         self._lock = threading.Lock()
@@ -293,6 +299,7 @@ def _keep(answer: ProbeAnswer, roots: tuple[str, ...]) -> Run:
         pace_s=answer.pace_s or [],
         threads=answer.threads or 1,
         network=answer.network,
+        rss_mb=answer.rss_mb,
     )
 
 
@@ -472,14 +479,23 @@ def choose_runs(
 
 @dataclass(frozen=True)
 class Precision:
-    """When a module's time is known well enough: the half of its interval is within `share`, or within `seconds`."""
+    """When times are known well enough: a module's if half of its interval is within `share`, or within `seconds`;
+    the sum of all that a process loads if its standard error is within `total`, or within `seconds`.
+    """
 
     share: float = 0.05
     seconds: float = 0.0005
     most: int = 9  # processes of one bundle, however noisy
+    total: float = 0.03
 
     def holds(self, seconds: float, interval: float) -> bool:
         return interval <= max(self.share * seconds, self.seconds)
+
+    def holds_together(self, figures: Sequence[Figures]) -> bool:
+        """Modules of one process have the error of its pace in common, which therefore adds up in full; noise does not."""
+        together = sum(figure.level * figure.middle for figure in figures)
+        noise = math.hypot(*(figure.noise for figure in figures))
+        return math.hypot(together, noise) <= max(self.total * sum(figure.middle for figure in figures), self.seconds)
 
 
 def settle_runs(timed: Sequence[Run], values: Sequence[Mapping[str, float]]) -> Settled:
@@ -493,7 +509,7 @@ def find_loose(
     runs: Iterable[Run],
     precision: Precision,
 ) -> list[tuple[Mode, tuple[str, ...]]]:
-    """The processes that make the intervals tighter which are not tight yet, for each module the cheapest one."""
+    """The processes that make tighter what is not known well enough: bundles, and for each module the cheapest one."""
     timed = [run for run in runs if run.mode == "time"]
     settled = settle_runs(timed, [{node.name: node.value for node in run.nodes} for run in timed])
     times = Counter(run.roots for run in timed)
@@ -504,10 +520,17 @@ def find_loose(
     }
     figures = settled.figures.items()
     loose = {module for module, figure in figures if not precision.holds(figure.middle, figure.interval)}
+    wide = {
+        roots
+        for roots in costs
+        if not precision.holds_together(
+            [settled.figures[module] for module in bundles[roots] if module in settled.figures]
+        )
+    }
     chosen: dict[tuple[str, ...], int] = {}
-    for roots in sorted(costs, key=lambda roots: (costs[roots], roots)):
+    for roots in sorted(costs, key=lambda roots: (roots not in wide, costs[roots], roots)):
         found = loose & bundles[roots]
-        if found:
+        if found or roots in wide:
             loose -= found
             chosen[roots] = max(weights.get(module, 0) for module in bundles[roots])
     return [("time", roots) for roots in sorted(chosen, key=lambda roots: (-chosen[roots], roots))]
@@ -784,7 +807,7 @@ def analyze(
     """Measures what is not in the journal yet, and writes `measurements.parquet` into the folder `out`.
 
     Each module is timed in at least `repeats` processes, and in more, up to `most_repeats` (three times `repeats`),
-    until the interval of its median is tight. One process tells no interval: with one repeat, none is tightened.
+    until it and all that a process loads are known well enough (`Precision`). One process tells no interval: with one repeat, none is tightened.
     """
     budget = Budget(None if minutes is None else time.monotonic() + 60 * minutes)
     wanted = list_wanted(sandbox.rootfs)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow.parquet as pq
 import pytest
 
 from pipeline.analyze import Run, read_measurements
@@ -216,7 +217,8 @@ class TestAllOfIt:
 
     def test_verify_holds_predictions_to_reality(self, command: Command, out: Path) -> None:
         """Of every import of the sample, what the sum over its closure says, in MB and by the clock: tower needs ground."""
-        done = command("verify", "--out", out, "--sample", 2, "--seed", 1, "--json")
+        once = ("--repeats", 1, "--max-repeats", 1)
+        done = command("verify", "--out", out, "--sample", 2, "--seed", 1, *once, "--json")
         journal = (out / "measurements.journal.jsonl").read_bytes().splitlines()[1:]
         timed = [run for line in journal if (run := msgspec.json.decode(line, type=Run)).mode == "time"]
         (pace,) = [run.pace for run in timed if "tower" in {node.name for node in run.nodes}]
@@ -233,6 +235,22 @@ class TestAllOfIt:
             assert one["clock_s"] >= slept
             # A prediction is at the pace of the machine when it was left alone: back to what it was while measuring.
             assert one["predicted_s"] * pace / reference == pytest.approx(one["clock_s"], abs=0.025)
+
+    def test_measurements_and_a_corpus_are_enough(
+        self, command: Command, out: Path, rootfs: Path, tmp_path: Path
+    ) -> None:
+        """To verify and to plan in a folder that has nothing else, with a root filesystem that lies elsewhere."""
+        (tmp_path / "corpus.jsonl").write_bytes((out / "corpus.jsonl").read_bytes())
+        table = pq.read_table(out / "measurements.parquet")
+        info = json.loads(table.schema.metadata[b"readie"]) | {"rootfs": "/nowhere"}
+        pq.write_table(table.replace_schema_metadata({"readie": json.dumps(info)}), tmp_path / "measurements.parquet")
+        where = ("--out", tmp_path, "--rootfs", rootfs)
+        verified = command("verify", *where, "--sample", 1, "--repeats", 1, "--max-repeats", 1, "--json")
+        planned = command("plan", *where, "--alpha", "0.0001", "--json")
+
+        assert (verified.code, planned.code) == (0, 0), verified.err + planned.err
+        assert len(verified.json["checked"]) == 2
+        assert planned.json["checkpoints"]
 
 
 class TestCollected:
