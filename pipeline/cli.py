@@ -146,7 +146,7 @@ CheckpointMbOption = Annotated[
 DEFAULT_OUT = Path("generation")
 LIMITS = Limits()
 SHOWN_CHANGES = 20
-RESUMED = {"analyze", "capture", "generation"}  # the commands that have a journal
+RESUMED = {"analyze", "capture", "generation", "verify"}  # the commands that have a journal
 
 
 # ---- what the options mean ----

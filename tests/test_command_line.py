@@ -306,6 +306,7 @@ def test_a_stage_without_a_bar_turns_a_spinner_on_a_terminal(monkeypatch: pytest
         ("analyze --rootfs . --out nowhere", "stopped; started again, it goes on from here"),
         ("--verbose capture", "stopped; started again, it goes on from here"),
         ("generation", "stopped; started again, it goes on from here"),
+        ("verify", "stopped; started again, it goes on from here"),
         ("rootfs --out rootfs analyze", "stopped"),
         ("plan", "stopped"),
         ("", "stopped"),
