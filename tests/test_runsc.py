@@ -163,7 +163,6 @@ def rootfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     add_numpy(made)
     install(made, "ground", {"ground.py": "blob = bytearray(10_000_000)\nimport time; time.sleep(0.1)\n"})
     install(made, "tower", {"tower.py": "import ground\n"})
-    (made / RESOURCES).write_text('["dataset:counted"]\nloader = "counting:load"\n')
     return made
 
 
@@ -332,11 +331,20 @@ def take_counted() -> Any:
     return before, resource("dataset:counted")["token"], counting.COUNT
 
 
+@pytest.fixture
+def declared(rootfs: Path) -> Iterator[Path]:
+    """The root filesystem's file of datasets, with one; other tests would measure it as well."""
+    path = rootfs / RESOURCES
+    path.write_text('["dataset:counted"]\nloader = "counting:load"\n')
+    yield path
+    path.unlink()
+
+
 def test_a_dataset_that_was_loaded_before_the_capture_is_there(
-    runtime: RunscRuntime, rootfs: Path, tmp_path: Path
+    runtime: RunscRuntime, declared: Path, tmp_path: Path
 ) -> None:
     """Every clone has the very same, and calls no loader; one whose declaration has changed since is not restored."""
-    key, declared = "dataset:counted", rootfs / RESOURCES
+    key = "dataset:counted"
     resources = hash_resources(read_resources(declared), [key])
     spec = CheckpointSpec(checkpoint_id="data", generation="g", canonical=(key,), resources=resources)
     runtime.save(spec, tmp_path / "data", timeout=60)
@@ -350,13 +358,9 @@ def test_a_dataset_that_was_loaded_before_the_capture_is_there(
     assert (cold[0], cold[2]) == (0, 1)
     assert cold[1] != first[1]
 
-    before = declared.read_text()
-    try:
-        declared.write_text(before + "arguments = []\nkeywords = { other = 1 }\n")
-        with pytest.raises(StartFailed, match="otherwise than at the capture"):
-            runtime.load(spec, tmp_path / "data", timeout=60)
-    finally:
-        declared.write_text(before)
+    declared.write_text(declared.read_text() + "keywords = { other = 1 }\n")
+    with pytest.raises(StartFailed, match="otherwise than at the capture"):
+        runtime.load(spec, tmp_path / "data", timeout=60)
 
 
 def test_a_hook_that_fails_ends_the_sandbox_before_the_call(runtime: RunscRuntime) -> None:
