@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,7 +26,6 @@ import numpy as np
 import pytest
 
 from pipeline.cli import main
-from pipeline.verify import verify
 from readie.document import read_document
 from readie.errors import NeedsGpu, RuntimeUnavailable
 from readie.flavor import Flavor
@@ -1338,7 +1336,6 @@ def test_the_pipeline_makes_a_generation_of_sandboxes(
     """`generation --runtime runsc` measures, plans, captures and restores in gVisor; `verify` holds it to fresh imports."""
     monkeypatch.setattr("pipeline.capture.RESTORES", 1)
     monkeypatch.setattr("pipeline.capture.BALLAST_MB", ())
-    monkeypatch.setattr("pipeline.cli.run_verification", partial(verify, repeats=1))
     (tmp_path / "example.py").write_text("import tower\n")
 
     def pipeline(*arguments: object) -> Any:
@@ -1355,7 +1352,7 @@ def test_the_pipeline_makes_a_generation_of_sandboxes(
         *("generation", tmp_path / "example.py", "--repeats", 1, "--max-repeats", 1),
         *("--alpha", 0.0001, "--max-checkpoints", 2),
     )
-    verified = pipeline("verify", "--sample", 1)
+    verified = pipeline("verify", "--sample", 1, "--repeats", 1, "--max-repeats", 1)
 
     manifest = report["manifest"]
     assert (manifest["host"]["runtime"], manifest["memory_source"]) == ("runsc", "VmRSS")
@@ -1370,7 +1367,7 @@ def test_the_pipeline_makes_a_generation_of_sandboxes(
     assert len(read_document(tmp_path / "out" / "catalogue.json").checkpoints) == 2
     assert verified["checked"]
     assert verified["failed"] == []
-    assert all(0.1 <= one["clock_s"] < 1 for one in verified["checked"])
+    assert all(one["clock_s"] >= 0.1 for one in verified["checked"])  # what `tower` sleeps
 
 
 @pytest.mark.parametrize("command", ["create", "start", "restore", "checkpoint"])
