@@ -218,9 +218,10 @@ def _repeat(
                 sample.runs.append(run)
                 asked += 1
                 progress.advance(", ".join(sample.modules))
-                if panel and asked % PANEL_EVERY == 0:
+                good = [one for one in panel if not one.failure]
+                if good and asked % PANEL_EVERY == 0:
                     # The one that has been asked least often, so that a run that was stopped goes on evenly.
-                    one = min(panel, key=lambda one: len(one.runs))
+                    one = min(good, key=lambda one: len(one.runs))
                     one.runs.append(measure(stream, one.modules, "time"))
                     journal.add(one.runs[-1])
 
@@ -243,13 +244,16 @@ def list_needs(measurements: Measurements) -> Callable[[Sequence[str]], Needed]:
 def choose_samples(
     keys: Sequence[str], needs: Callable[[Sequence[str]], Needed], corpus: Sequence[ImportSet], count: int, seed: int
 ) -> list[Sample]:
-    """Random items of `keys`, which are sorted, then random import sets, with what the measurements say of them."""
+    """Random items of `keys`, which are sorted, then random import sets, with what the measurements say of them.
+
+    A set that is one of the items is not there twice.
+    """
     ids = {key: number for number, key in enumerate(keys)}
     draw = random.Random(seed)
     sets = {tuple(sorted({item for name in one.modules if (item := match(ids, name))})) for one in corpus} - {()}
     singles = [(key,) for key in draw.sample(keys, min(count, len(keys)))]
     chosen = [*singles, *draw.sample(sorted(sets), min(count, len(sets)))]
-    return [Sample(modules, needs(modules)) for modules in chosen]
+    return [Sample(modules, needs(modules)) for modules in dict.fromkeys(chosen)]
 
 
 def choose_panel(

@@ -152,11 +152,18 @@ class TestChoosing:
     def test_names_stand_for_their_longest_measured_prefix(self) -> None:
         """A set of which nothing is measured is none; two that mean the same are one."""
         keys, needs = keys_and_needs(item("a", 0.5, 1.0), item("a.b", 0.25, 2.0, "c"), item("c", 0.125, 4.0))
-        corpus = [asks("a.b.Class"), asks("a.b.function", "nowhere"), asks("elsewhere")]
+        corpus = [asks("a.b.Class", "c"), asks("a.b.function", "nowhere", "c"), asks("elsewhere")]
         sets = choose_samples(keys, needs, corpus, 9, 0)[3:]
 
-        assert [sample.modules for sample in sets] == [("a.b",)]
+        assert [sample.modules for sample in sets] == [("a.b", "c")]
         assert sets[0].needed == {"a": (0.5, 1.0), "a.b": (0.25, 2.0), "c": (0.125, 4.0)}
+
+    def test_a_set_that_is_one_of_the_items_is_not_there_twice(self) -> None:
+        """Its processes are in the journal by what they import."""
+        keys, needs = keys_and_needs(item("a", 0.5), item("b", 0.5))
+
+        chosen = [sample.modules for sample in choose_samples(keys, needs, [asks("a"), asks("a", "b")], 9, 0)]
+        assert sorted(chosen) == [("a",), ("a", "b"), ("b",)]
 
 
 class TestPanel:
