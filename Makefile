@@ -21,9 +21,10 @@ $(VENV)/ready: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo 'Readie needs Python 3.11 or later; name one with make PYTHON=python3.12' >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
-	@# The lock is complete, and most of what it brings is never imported: neither is to be worked out or compiled.
+	@# The lock is complete (pip check), so nothing is to be worked out; what is imported is compiled when it is first.
 	$(BIN)/python -m pip install --quiet --no-deps --no-compile --require-hashes --requirement requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m pip check
 	@touch $@
 
 demo: setup ## the whole line on real packages: measure, plan, capture, place, run; RUNTIME=runsc under gVisor
@@ -49,9 +50,8 @@ soak: setup ## ten minutes of calls through three routers, then ten more while r
 	cd $(CURDIR) && $(BIN)/python -m benchmarks.soak --seconds 600
 	cd $(CURDIR) && $(BIN)/python -m benchmarks.soak --seconds 600 --kill-every 30
 
-bench: setup ## measure speed against the usual practice and the limit, into benchmarks/results.jsonl; then the dashboard's pages
-	$(BIN)/python benchmarks/run.py
-	cd $(CURDIR) && $(BIN)/python -m benchmarks.pages
+bench: setup ## measure speed against the usual practice and the limit, into benchmarks/results.jsonl; then the dashboard's pages in Chromium
+	@failed=0; $(BIN)/python benchmarks/run.py || failed=1; $(BIN)/python -m benchmarks.pages || failed=1; exit $$failed
 
 check: setup ## lint, format and types
 	$(BIN)/ruff check

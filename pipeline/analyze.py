@@ -114,7 +114,7 @@ class Figure(msgspec.Struct, frozen=True):
     raw_size_mb: float  # as measured: below 0 where memory fell
     size_mb_spread: float | None  # None: one process tells nothing
     size_mb_count: int
-    seconds_interval: float | None = None  # half of the 95 % interval; None: one process tells nothing
+    seconds_interval: float | None = None  # half of the 95 % interval; None: too few processes tell one
 
 
 class MeasurementInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -745,7 +745,8 @@ def build_items(
         )
         figures[key] = Figure(
             seconds_spread=round(seconds.spread, 9),
-            seconds_interval=round(seconds.interval, 9) if seconds.count > 1 else None,
+            # Where no two processes did the same, nothing is known of their level, and so of what they share.
+            seconds_interval=round(seconds.interval, 9) if math.isfinite(seconds.interval) else None,
             seconds_count=seconds.count,
             raw_size_mb=round(kib * _KIB_MB, 6),
             size_mb_spread=_spread_mb(memory[key]),

@@ -329,11 +329,12 @@ def plan_checkpoints(
 
 
 def check_same_runtime(measurements: Measurements, description: Description) -> None:
-    """Load times and alpha are added up: both must come from one runtime. Raises `BadRequest`."""
+    """Load times and alpha are added up: both must come from one runtime and CPU limit. Raises `BadRequest`."""
     measured, here = measurements.info.host, description.host
     for name, left, right in (
         ("runtime", measured.runtime, here.runtime),
         ("Python", measured.python.rpartition(".")[0], here.python.rpartition(".")[0]),
+        ("SANDBOX_CPUS", measured.cpus, here.cpus),
     ):
         if left != right:
             raise BadRequest(

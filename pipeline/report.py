@@ -42,7 +42,7 @@ class Dear(msgspec.Struct, frozen=True):
 
 
 class Noise(msgspec.Struct, frozen=True):
-    """An item whose time is not known tightly. `interval` is half of the 95 % interval of its median, in seconds."""
+    """An item whose time is not known tightly. `interval` is half of its 95 % interval, in seconds."""
 
     module: str
     seconds: float

@@ -33,6 +33,8 @@ PANEL = 24  # imports at most that tell today's pace, of which one is made
 PANEL_EVERY = 4  # after each so many of the sample
 PANEL_ENOUGH = 3  # fewer say nothing
 
+LIMITED = {"timeout", "memory", "no-result"}  # failures that another time, or other limits, may not have
+
 # An import's modules, with the seconds and MB that the measurements say of each.
 Needed = Mapping[str, tuple[float, float]]
 
@@ -102,12 +104,21 @@ class Sample:
     modules: tuple[str, ...]
     needed: Needed
     runs: list[Run] = field(default_factory=list)
+    failed: list[Run] = field(default_factory=list)
     paces: list[float] = field(default_factory=list)  # of each run, against that of the measurements
     error: float = math.inf  # standard error of the seconds, as a share
 
+    def add(self, run: Run) -> None:
+        (self.failed if run.failure else self.runs).append(run)
+
+    @property
+    def tried(self) -> int:
+        return len(self.runs) + len(self.failed)
+
     @property
     def failure(self) -> str:
-        return next((run.failure.detail for run in self.runs if run.failure), "")
+        """Why it cannot be imported. Where it could be once, a limit that a busy machine made it meet does not count."""
+        return "" if self.runs else next((run.failure.detail for run in self.failed if run.failure), "")
 
     @property
     def steady(self) -> list[int]:
@@ -157,19 +168,26 @@ def verify(
     head = JournalHead(description.host, description.memory_source, measurements.sha256)
     with Journal(out / f"verify-{seed}.journal.jsonl", head) as journal, ProbeStream(sandbox) as stream:
         if journal.runs:
-            say(f"  {len(journal.runs)} processes were measured before with this seed: {journal.path} has them")
-        for sample in samples:
-            sample.runs = [run for run in journal.runs if (run.mode, run.roots) == ("plain", sample.modules)]
-        for one in panel:
-            one.runs = [run for run in journal.runs if (run.mode, run.roots) == ("time", one.modules)]
+            say(
+                f"  {len(journal.runs)} processes were measured before with this seed: {journal.path} has them."
+                " Another --seed, or removing that file, begins anew"
+            )
+        planned = {("plain", one.modules): one for one in samples} | {("time", one.modules): one for one in panel}
+        for run in journal.runs:
+            # Limits may be others now.
+            if (one := planned.get((run.mode, run.roots))) and not (run.failure and run.failure.kind in LIMITED):
+                one.add(run)
         wanted = (repeats, max(repeats, most_repeats))
         _repeat(stream, journal, samples, panel, repeats=wanted, reference=measurements.info.pace_s)
         trust, level = bring_to_pace(samples, panel, measurements.info.pace_s)
-        checked = [(sample, _check(sample)) for sample in samples]
+        checked = [(sample, _check(sample, level)) for sample in samples]
         outliers = [
-            outlier for sample, one in checked if not one.failure for outlier in _explain(stream, journal, sample, one)
+            outlier
+            for sample, one in checked
+            if not one.failure
+            for outlier in _explain(stream, journal, sample, one, trust)
         ]
-        runs = journal.runs
+    runs = [run for one in [*samples, *panel] for run in [*one.runs, *one.failed]]
     good = [one for _, one in checked if not one.failure]
     waited, clock = sum(run.waited_s for run in runs), sum(run.wall_s for run in runs)
     paces = [pace for sample in samples for pace in sample.paces]
@@ -205,9 +223,9 @@ def _repeat(
     least, most = repeats
     asked = 0
     with Progress("verifying", least * len(samples)) as progress:
-        progress.done = sum(min(len(sample.runs), least) for sample in samples)
+        progress.done = sum(min(sample.tried, least) for sample in samples)
         for number in range(1, most + 1):
-            todo = [sample for sample in samples if len(sample.runs) < number and not sample.failure]
+            todo = [sample for sample in samples if sample.tried < number and not sample.failure]
             if number > least:
                 bring_to_pace(samples, panel, reference)
                 todo = [sample for sample in todo if not sample.is_tight()]
@@ -215,15 +233,16 @@ def _repeat(
             for sample in todo:
                 run = measure(stream, sample.modules, "plain")
                 journal.add(run)
-                sample.runs.append(run)
+                sample.add(run)
                 asked += 1
                 progress.advance(", ".join(sample.modules))
                 good = [one for one in panel if not one.failure]
                 if good and asked % PANEL_EVERY == 0:
                     # The one that has been asked least often, so that a run that was stopped goes on evenly.
-                    one = min(good, key=lambda one: len(one.runs))
-                    one.runs.append(measure(stream, one.modules, "time"))
-                    journal.add(one.runs[-1])
+                    one = min(good, key=lambda one: one.tried)
+                    run = measure(stream, one.modules, "time")
+                    journal.add(run)
+                    one.add(run)
 
 
 def list_needs(measurements: Measurements) -> Callable[[Sequence[str]], Needed]:
@@ -324,8 +343,11 @@ def find_level(panel: Sequence[Sample]) -> Level | None:
     return Level(imports, round(mean_without_strays(ratios), 4), round(standard_errors([ratios])[0], 4))
 
 
-def _check(sample: Sample) -> Checked:
+def _check(sample: Sample, level: Level | None) -> Checked:
+    if sample.failure:
+        return Checked(sample.modules, sum_seconds(sample.needed), 0.0, 0.0, 0.0, failure=sample.failure)
     measured = mean_without_strays(sample.times)
+    error = math.hypot(sample.error, level.error if level else 0.0)
     return Checked(
         sample.modules,
         predicted_s=round(sum_seconds(sample.needed), 9),
@@ -333,10 +355,9 @@ def _check(sample: Sample) -> Checked:
         predicted_mb=round(sum(size for _, size in sample.needed.values()), 6),
         measured_mb=round(statistics.median(run.rss_mb or 0.0 for run in sample.runs), 6),
         clock_s=round(sample.clock, 9),
-        interval_s=round(1.96 * sample.error * measured, 9) if math.isfinite(sample.error) else None,
+        interval_s=round(1.96 * error * measured, 9) if math.isfinite(error) else None,
         repeats=len(sample.runs),
         tight=sample.is_tight(),
-        failure=sample.failure,
     )
 
 
@@ -364,21 +385,21 @@ def is_outlier(predicted: float, measured: float, large_from: float, small: floa
     return abs(predicted - measured) > (OUTLIER_SHARE * measured if measured >= large_from else small)
 
 
-def _explain(stream: ProbeStream, journal: Journal, sample: Sample, one: Checked) -> list[Outlier]:
+def _explain(stream: ProbeStream, journal: Journal, sample: Sample, one: Checked, trust: float) -> list[Outlier]:
     """Whether it is an outlier, in time and in memory; imported once more then, with every module measured."""
     found = []
     if is_outlier(one.predicted_s, one.measured_s, FROM_S, OUTLIER_S):
-        reason = _find_reason(stream, journal, sample, "time")
+        reason = _find_reason(stream, journal, sample, "time", trust)
         if not one.tight and one.interval_s:
             reason = f"it is known to {one.interval_s:.3f} s only; {reason}"
         found.append(Outlier(one.modules, "s", one.predicted_s, one.measured_s, reason))
     if is_outlier(one.predicted_mb, one.measured_mb, FROM_MB, OUTLIER_MB):
-        reason = _find_reason(stream, journal, sample, "memory")
+        reason = _find_reason(stream, journal, sample, "memory", trust)
         found.append(Outlier(one.modules, "MB", one.predicted_mb, one.measured_mb, reason))
     return found
 
 
-def _find_reason(stream: ProbeStream, journal: Journal, sample: Sample, mode: Mode) -> str:
+def _find_reason(stream: ProbeStream, journal: Journal, sample: Sample, mode: Mode, trust: float) -> str:
     done = next((run for run in journal.runs if (run.mode, run.roots) == (mode, sample.modules)), None)
     run = done or measure(stream, sample.modules, mode)
     if done is None:
@@ -389,6 +410,9 @@ def _find_reason(stream: ProbeStream, journal: Journal, sample: Sample, mode: Mo
     nodes = [node for node in run.nodes if not node.stdlib]
     if mode == "time":
         pace = statistics.median(sample.paces)
+        told = [one.pace for one in sample.runs if one.pace]
+        if run.pace and told:  # it ran at another time
+            pace *= (run.pace / statistics.median(told)) ** trust
         took = {node.name: node.value / pace for node in nodes}
         return describe_difference(took, {name: seconds for name, (seconds, _) in sample.needed.items()}, "s", 0.001)
     took = {node.name: node.value * 1024 / 1e6 for node in nodes}
@@ -424,8 +448,9 @@ def write_verification(result: Verification) -> list[str]:
     """The result for people."""
     lines = [f"{len(result.checked)} imports checked, seed {result.seed}"]
     if result.pace:
+        told = result.pace / (result.level.ratio if result.level else 1.0)
         lines.append(
-            f"  the machine is {result.pace:.2f} times as slow as when it was left alone while measuring, and others had"
+            f"  the machine is {told:.2f} times as slow as when it was left alone while measuring, and others had"
             f" the processor for {100 * result.waited:.0f} % of the time: both are taken out"
         )
     if result.level:

@@ -17,7 +17,7 @@ _WAY_OUT = "Capture the generation again with readie-pipeline capture."
 
 
 class Host(msgspec.Struct, frozen=True):
-    """What a checkpoint is bound to. A worker whose own `Host` differs in any field starts cold instead."""
+    """What a checkpoint is bound to. A worker whose own `Host` differs in any field but `cpus` starts cold instead."""
 
     runtime: Literal["fork", "runsc"]
     runtime_version: str
@@ -26,6 +26,7 @@ class Host(msgspec.Struct, frozen=True):
     fingerprint: str  # SHA-256 of the sandbox specification
     rootfs_digest: str  # SHA-256 over the root filesystem's distributions and their files
     cpu_features: str  # SHA-256 of the sorted flags
+    cpus: float = 0.0  # that a sandbox may keep busy, 0: all. Times hold for sandboxes that may do as much
 
     @property
     def python_minor(self) -> str:

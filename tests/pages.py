@@ -126,6 +126,7 @@ class Terminal:
 
     def run(self, script: str, *, code: int = 0, seconds: float = 600) -> str:
         """What the lines print, on both outputs together. Raises `AssertionError` if they do not end with `code`."""
+        assert self.process.poll() is None, "an earlier block has ended the terminal"
         assert self.process.stdin
         assert self.process.stdout
         mark = f"--- {time.monotonic_ns()}"

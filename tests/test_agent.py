@@ -56,7 +56,21 @@ def test_checkpoints_of_just_such_a_worker_are_offered(tmp_path: Path) -> None:
     assert warnings == []
 
 
-@pytest.mark.parametrize("field", msgspec.structs.fields(Host), ids=lambda field: str(field.name))
+def test_a_generation_of_another_cpu_limit_is_offered_with_a_warning(tmp_path: Path) -> None:
+    """It can be restored; what was predicted will not hold."""
+    write_generation(tmp_path, {"checkpoint_0": []}, host=msgspec.structs.replace(HOST, cpus=0.5))
+
+    held, (warning,) = find_checkpoints(tmp_path, HOST, Flavor.CPU)
+
+    assert [one.spec.checkpoint_id for one in held] == ["checkpoint_0"]
+    assert "it was measured with SANDBOX_CPUS=0.5, this worker's is 0: predictions will not hold" in warning
+
+
+@pytest.mark.parametrize(
+    "field",
+    [field for field in msgspec.structs.fields(Host) if field.name != "cpus"],
+    ids=lambda field: str(field.name),
+)
 def test_a_host_that_differs_in_any_field_is_not_served(tmp_path: Path, field: msgspec.structs.FieldInfo) -> None:
     """The warning names the field and both values; nothing of that generation is offered."""
     other = {"runtime": "runsc", "protocol": 2}.get(field.name, "another")

@@ -558,6 +558,24 @@ class TestBuilding:
         assert found.interval == pytest.approx(half)
         assert find_noise(measurements) == []
 
+    def test_nothing_is_known_of_a_level_that_no_two_processes_had_in_common(self) -> None:
+        """Each root was measured once: what both load has two values, and no interval."""
+        shared = [f"m{number}" for number in range(10)]
+        runs = []
+        for root, seconds in (("a", 0.01), ("b", 0.02)):
+            runs += [
+                edges_of(root, failure=None, **{name: [] for name in shared}, **{root: shared}),
+                run_of("time", root, failure=None, **dict.fromkeys([*shared, root], seconds)),
+                run_of("memory", root, failure=None, **dict.fromkeys([*shared, root], 0.0)),
+            ]
+        built = build_items(runs, lambda name, _: name)
+        info = MeasurementInfo(
+            flavor=Flavor.CPU, host=HOST, memory_source="RssAnon", rootfs="/rootfs", repeats=1, roots=2
+        )
+
+        assert (built.figures["m0"].seconds_count, built.figures["m0"].seconds_interval) == (2, None)
+        assert find_noise(Measurements(info, built.items, built.figures)) == []
+
     def test_a_module_of_no_distribution_is_counted_in_its_importer(self) -> None:
         """A bare namespace, say, is no item."""
         runs = [edges_of("a", loose=[], a=["loose"])]

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -284,7 +285,11 @@ class TestRefusals:
 
     @pytest.mark.parametrize(
         ("change", "message"),
-        [({"runtime": "runsc"}, "with runtime runsc"), ({"python": "3.4.1"}, r"with Python 3\.4")],
+        [
+            ({"runtime": "runsc"}, "with runtime runsc"),
+            ({"python": "3.4.1"}, r"with Python 3\.4"),
+            ({"cpus": 0.5}, r"with SANDBOX_CPUS 0\.5"),
+        ],
     )
     def test_measurements_of_another_runtime_are_refused(
         self,
@@ -293,10 +298,10 @@ class TestRefusals:
         measurements: Measurements,
         planned: tuple[Plan, Carried],
         *,
-        change: dict[str, str],
+        change: dict[str, Any],
         message: str,
     ) -> None:
-        """Load times and alpha are added up, so both come from one runtime."""
+        """Load times and alpha are added up, so both come from one runtime, with one limit."""
         host = msgspec.structs.replace(measurements.info.host, **change)
         info = msgspec.structs.replace(measurements.info, host=host)
         with pytest.raises(BadRequest, match=message):

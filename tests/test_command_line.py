@@ -270,7 +270,8 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_in_a_pipe(
         monkeypatch.undo()
     on_terminal = read_terminal(ours)
 
-    assert in_a_pipe == "Importing …\n  measuring: 1 of 2 (numpy)\nPlanning …\nPlanning: 0.0 s\n"
+    pattern = r"Importing …\n  measuring: 1 of 2 \(numpy\)\nPlanning …\nPlanning: \d+\.\d s\n"
+    assert re.fullmatch(pattern, in_a_pipe)
     assert "1/2" in on_terminal
     assert "dataset:x[/y]\ufffd" in on_terminal
     assert "Importing [bold]file" in on_terminal

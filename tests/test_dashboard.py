@@ -512,6 +512,8 @@ class TestSql:
         file = client.post("/sql", data={"query": query, "as": "csv"})
 
         assert "item load_ns numpy 200000000 pandas 500000000 torch 2000000000" in words(page.text)
+        assert '<div hx-swap-oob="innerHTML:#answered">3 rows</div>' in page.text  # what is announced, and no row
+        assert '<p id="answered" class="heard" role="status"></p>' in client.get("/sql").text
         assert file.text == "item,load_ns\r\nnumpy,200000000\r\npandas,500000000\r\ntorch,2000000000\r\n"
         assert file.headers["content-type"] == "text/csv; charset=utf-8"
         assert file.headers["content-disposition"] == 'attachment; filename="readie.csv"'

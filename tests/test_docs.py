@@ -238,6 +238,13 @@ def test_a_block_is_run_by_the_test_that_it_names(block: Block) -> None:
     )
 
 
+def test_a_block_that_is_not_followed_names_a_test_or_the_gate() -> None:
+    """Nothing else counts as run."""
+    named = {block.marks["run by"] for block in BLOCKS if "run by" in block.marks}
+
+    assert [name for name in named if not re.fullmatch(r"\.ci/run|tests/\w+\.py::test_\w+", name)] == []
+
+
 def test_the_gate_runs_what_the_readme_begins_with() -> None:
     """`make demo` and `make test`, as they stand there, are lines of .ci/run."""
     (block,) = [block for block in BLOCKS if block.marks.get("run by") == ".ci/run"]

@@ -272,7 +272,7 @@ def test_prometheus_answers_the_questions_of_the_page(tmp_path: Path) -> None:
         migrate(database)
         import_catalogue(database, catalogue)
     held = {"generation": catalogue.generation, "checkpoint_ids": ["A", "B"], "restore_fixed": 0.5}
-    with serving(DATABASE_URL=database_url) as (_, url, _):
+    with serving(DATABASE_URL=database_url, WORKER_TTL="600") as (_, url, _):
         assert ask("PUT", f"{url}/v1/workers/w", json=STATUS | {"generations": [held]}).status_code == 204
         call_once(url)
         address, port = url.partition("//")[2], free_port()

@@ -350,6 +350,17 @@ def test_the_worker_runs_from_what_pip_has_installed(by_pip: Path, metadata: Mes
     assert (done.returncode, done.stdout) == (0, f"readie-worker {metadata['Version']}\n"), done.stderr
 
 
+def test_functions_run_in_tests_from_what_pip_has_installed(by_pip: Path, tmp_path: Path) -> None:
+    """The tests that docs/testing.md shows: plugin, router and worker come from the wheel and its extras."""
+    page = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
+    (tmp_path / "test_page.py").write_text(page.partition("```python\n")[2].partition("```")[0])
+    settings = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    done = run(by_pip / "pytest", "-q", "-p", "no:cacheprovider", tmp_path / "test_page.py", cwd=tmp_path, **settings)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 passed" in done.stdout
+
+
 # ---- the changelog ----
 
 

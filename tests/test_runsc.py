@@ -473,6 +473,10 @@ def test_a_checkpoint_of_another_flavor_is_not_loaded(runtime: RunscRuntime) -> 
         runtime.load(spec_of("empty", flavor=Flavor.GPU), runtime.folder / "checkpoints" / "empty", timeout=60)
 
 
+def read_resolver() -> str:
+    return Path("/etc/resolv.conf").read_text()
+
+
 def test_with_a_network_every_call_starts_cold(rootfs: Path, runtime: RunscRuntime, tmp_path: Path) -> None:
     """Checkpoints were captured without one; and then the host's loopback can be reached."""
     networked = RunscRuntime(rootfs, tmp_path, Options(network="host", ahead=0))
@@ -486,6 +490,7 @@ def test_with_a_network_every_call_starts_cold(rootfs: Path, runtime: RunscRunti
         with pytest.raises(StartFailed, match="SANDBOX_NETWORK"):
             networked.load(spec_of("empty"), runtime.folder / "checkpoints" / "empty", timeout=60)
         assert run(networked, connect).value == "reached"
+        assert run(networked, read_resolver).value == read_resolver()  # else no name would be found
     networked.close()
 
 
@@ -654,6 +659,7 @@ def test_processors_are_limited(rootfs: Path, runtime: RunscRuntime, tmp_path: P
         one = RunscRuntime(rootfs, tmp_path / str(cpus), Options(limits=Limits(cpus=cpus), ahead=0))
         one.load(spec_of("empty"), runtime.folder / "checkpoints" / "empty", timeout=60)
         used.append(processors_used(one))
+        assert one.describe().host.cpus == cpus
         one.close()
 
     assert used[0] < 0.25
@@ -1302,7 +1308,7 @@ def test_a_hostile_package_spoils_only_itself(
     from worker.measure import ProbeRequest, measure
 
     request = ProbeRequest(id=1, modules=["p_ok", name], mode="time")
-    answer = measure(runtime, request, timeout=1, memory=2**30)
+    answer = measure(runtime, request, timeout=1 if name == "sleeper" else 30, memory=2**30)
 
     assert answer["failure"] == (failure and dict(zip(("kind", "detail"), failure, strict=True)))
     found = {module["name"] for module in answer["modules"] if not module["stdlib"]}

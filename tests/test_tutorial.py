@@ -81,14 +81,13 @@ def test_three_routers_serve_one_cluster(newcomer: Terminal, cluster: Cluster) -
     database_url = cluster.create()
     typed = newcomer.instead
     address = "postgresql+psycopg://readie:secret@db.example.org/readie"
-    newcomer.instead = {
-        **typed,
-        **{port: free_port() for port in ("8701", "8702", "8703")},
-        address: shlex.quote(database_url),
-    }
-    newcomer.follow(read_blocks(ROOT / "docs" / "how-to" / "three-routers.md"))
-    newcomer.instead = typed
-    cluster.drop(database_url)
+    ports = {port: free_port() for port in ("8701", "8702", "8703")}
+    newcomer.instead = {**typed, **ports, address: shlex.quote(database_url)}
+    try:
+        newcomer.follow(read_blocks(ROOT / "docs" / "how-to" / "three-routers.md"))
+    finally:
+        newcomer.instead = typed
+        cluster.drop(database_url)
 
 
 def test_every_guide_is_followed() -> None:

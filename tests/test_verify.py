@@ -38,7 +38,15 @@ PACKAGES = {
     "tower": {"tower/__init__.py": "import ground\nimport time; time.sleep(0.03)\n"},
     "steady": {"steady.py": "import time; time.sleep(0.05)\n"},
     "broken": {"broken.py": "raise RuntimeError('not today')\n"},
-    "shaky": {"shaky.py": "import os, time; time.sleep(os.urandom(1)[0] / 1000)\n"},
+    # Each import takes 50 ms longer than the one before.
+    "shaky": {
+        "shaky.py": """
+            import os, pathlib, time
+            count = pathlib.Path(os.environ["XDG_CACHE_HOME"], "count")
+            with count.open("ab") as file: file.write(b".")
+            time.sleep(0.05 * count.stat().st_size)
+        """
+    },
 }
 HOST = Host("fork", "1", "3.11.7", 1, "f" * 64, "d" * 64, "c" * 64)
 
@@ -254,7 +262,7 @@ class TestRepeating:
     """Each import is made until it is known well enough; what was made is in a journal, one for each seed."""
 
     def test_what_is_not_tight_is_repeated_up_to_the_cap(self, rootfs: Path, tmp_path: Path) -> None:
-        """A module that sleeps for a random time never is."""
+        """A module that takes longer each time never is."""
         shaky = measurements_of(item("shaky", 0.13))
         result = verify(sandbox_of(rootfs), shaky, [], tmp_path, count=1, seed=5, repeats=2, most_repeats=4)
         (one,) = result.checked

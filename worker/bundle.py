@@ -49,7 +49,7 @@ def make_bundle(folder: Path, python: Path) -> Path:
     source = Path(spec.origin).parent
     shutil.copytree(source, folder / "cloudpickle", ignore=shutil.ignore_patterns("__pycache__"))
     compiler = [str(python), "-I", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", str(folder)]
-    way_out = "ROOTFS (--rootfs) needs a Python 3.11 or later at bin/python that runs on this host."
+    way_out = "ROOTFS (--rootfs) needs a Python 3.11 or later that runs on this host."
     try:
         done = subprocess.run(
             compiler, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False

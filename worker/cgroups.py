@@ -61,6 +61,12 @@ def pause_when_full(name: str) -> None:
         (memory_group(name) / "memory.oom_control").write_text("1")
 
 
+def forbid_swap(name: str) -> None:
+    """Has the kernel swap nothing of it: what is swapped out is not in use, and no limit would hold it."""
+    with contextlib.suppress(OSError):
+        (memory_group(name) / ("memory.swap.max" if is_unified() else "memory.swappiness")).write_text("0")
+
+
 def ring(name: str, bell: int, used: int) -> None:
     """Has the kernel write to the eventfd `bell` when more than `used` bytes are in use, and when something has to wait.
 

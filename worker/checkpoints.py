@@ -37,6 +37,11 @@ def find_checkpoints(folder: Path, host: Host, flavor: Flavor) -> tuple[list[Hel
         if reasons:
             warnings.append(f"{generation}: {'; '.join(reasons)}: its checkpoints are not offered")
             continue
+        if manifest.host.cpus != host.cpus:
+            warnings.append(
+                f"{generation}: it was measured with SANDBOX_CPUS={manifest.host.cpus:g}, this worker's is {host.cpus:g}:"
+                " predictions will not hold"
+            )
         for captured in manifest.checkpoints:
             place = generation / captured.checkpoint_id
             try:
@@ -55,5 +60,6 @@ def mismatches(manifest: Manifest, generation: str, host: Host, flavor: Flavor) 
     """In which fields a manifest is not this worker's: the field, its value, and the worker's."""
     fields = [("generation", manifest.generation, generation), ("flavor", manifest.flavor.value, flavor.value)]
     ours = msgspec.structs.asdict(host)
-    fields += [(name, value, ours[name]) for name, value in msgspec.structs.asdict(manifest.host).items()]
-    return [f"{name} is {theirs}, this worker's is {own}" for name, theirs, own in fields if theirs != own]
+    theirs = msgspec.structs.asdict(manifest.host).items()
+    fields += [(name, value, ours[name]) for name, value in theirs if name != "cpus"]
+    return [f"{name} is {value}, this worker's is {own}" for name, value, own in fields if value != own]

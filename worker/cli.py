@@ -29,6 +29,7 @@ from worker.host import opened
 from worker.measure import ProbeRequest, measure
 from worker.runsc import Options
 from worker.runtime import SaveFailed, StartFailed, try_start
+from worker.specification import Limits
 
 app = typer.Typer(
     name="readie-worker",
@@ -52,7 +53,22 @@ CheckpointsOption = Annotated[
 FlavorOption = Annotated[
     str, typer.Option("--flavor", envvar="WORKER_FLAVOR", help="What sandboxes are made for: cpu, or gpu.")
 ]
+CpusOption = Annotated[
+    float,
+    typer.Option(
+        "--cpus",
+        envvar="SANDBOX_CPUS",
+        min=0.0,
+        max=10_000.0,
+        help="Processors that a sandbox may keep busy, under runsc alone; 0: all.",
+    ),
+]
 TimeoutOption = Annotated[float, typer.Option("--timeout", min=0.01, help="Seconds that importing may take.")]
+
+
+def options_of(flavor: str, cpus: float) -> Options:
+    """How the sandboxes of a command are: as those of a worker with the same settings."""
+    return Options(flavor=parse_flavor(flavor), limits=Limits(cpus=cpus))
 
 
 def check_same_flavor(flavor: Flavor, given: str) -> None:
@@ -63,13 +79,18 @@ def check_same_flavor(flavor: Flavor, given: str) -> None:
 
 @app.command()
 def describe(
-    rootfs: RootfsOption, runtime: RuntimeOption = "fork", flavor: FlavorOption = "cpu", as_json: JsonOption = False
+    *,
+    rootfs: RootfsOption,
+    runtime: RuntimeOption = "fork",
+    flavor: FlavorOption = "cpu",
+    cpus: CpusOption = 0.0,
+    as_json: JsonOption = False,
 ) -> None:
     """Say what checkpoints of this host and root filesystem are bound to.
 
     Example: readie-worker describe --rootfs rootfs --json
     """
-    with opened(runtime, rootfs, Options(flavor=parse_flavor(flavor))) as running:
+    with opened(runtime, rootfs, options_of(flavor, cpus)) as running:
         description = running.describe()
     if as_json:
         print_json(description)
@@ -82,9 +103,11 @@ def describe(
 
 @app.command()
 def probe(
+    *,
     rootfs: RootfsOption,
     runtime: RuntimeOption = "fork",
     flavor: FlavorOption = "cpu",
+    cpus: CpusOption = 0.0,
     timeout: TimeoutOption = 60.0,
     memory: Annotated[str, typer.Option(help="What a measured process may use, such as 4Gi.")] = "4Gi",
 ) -> None:
@@ -96,7 +119,7 @@ def probe(
     """
     limit = parse_size(memory)
     warned = False
-    with opened(runtime, rootfs, Options(flavor=parse_flavor(flavor))) as running:
+    with opened(runtime, rootfs, options_of(flavor, cpus)) as running:
         running.describe()  # a root filesystem that cannot run the probe is one error, not one a request
         for line in sys.stdin.buffer:
             if not line.strip():
@@ -124,6 +147,7 @@ def save(
     spec: Annotated[Path, typer.Option(help="What to import: a checkpoint.json.")],
     runtime: RuntimeOption = "fork",
     flavor: FlavorOption = "cpu",
+    cpus: CpusOption = 0.0,
     timeout: TimeoutOption = 300.0,
     as_json: JsonOption = False,
 ) -> None:
@@ -134,7 +158,7 @@ def save(
     wanted = read_spec(spec)
     check_same_flavor(wanted.flavor, flavor)
     generation = checkpoint_dir / wanted.generation
-    with opened(runtime, rootfs, Options(flavor=parse_flavor(flavor))) as running:
+    with opened(runtime, rootfs, options_of(flavor, cpus)) as running:
         generation.mkdir(parents=True, exist_ok=True)
         aside = generation / f".{wanted.checkpoint_id}.{uuid4().hex[:8]}.partial"
         try:
@@ -173,6 +197,7 @@ def restore(
     times: Annotated[int, typer.Option(min=1, max=1000, help="How often.")] = 5,
     runtime: RuntimeOption = "fork",
     flavor: FlavorOption = "cpu",
+    cpus: CpusOption = 0.0,
     timeout: TimeoutOption = 300.0,
     as_json: JsonOption = False,
 ) -> None:
@@ -191,7 +216,7 @@ def restore(
         check_same_flavor(spec.flavor, flavor)
         if spec.key != (generation, checkpoint):
             raise BadFile(f"{place / 'checkpoint.json'} is {spec.checkpoint_id} of generation {spec.generation}")
-    with opened(runtime, rootfs, Options(flavor=parse_flavor(flavor))) as running:
+    with opened(runtime, rootfs, options_of(flavor, cpus)) as running:
         python = running.describe().host.python_minor
         seconds = []
         try:
@@ -228,7 +253,7 @@ def serve() -> None:
 def doctor(as_json: JsonOption = False) -> None:
     """Look at all that `serve` needs, and say how to mend it; exit code 1 if something fails. It changes nothing.
 
-    It reads the settings that `serve` reads, starts one sandbox and ends it, and asks the router.
+    What killed commands have left behind it removes, as each command does. It reads the settings that `serve` reads, starts one sandbox and ends it, and asks the router.
 
     Example: ROOTFS=rootfs CHECKPOINT_DIR=checkpoints readie-worker doctor
     """

@@ -1,4 +1,4 @@
-"""`readie-worker doctor`: looks at everything that `serve` needs, and changes nothing."""
+"""`readie-worker doctor`: looks at everything that `serve` needs, and changes nothing of it."""
 
 import fcntl
 import os

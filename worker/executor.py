@@ -539,8 +539,10 @@ def note_bit_generators() -> None:
     kind: Any = getattr(sys.modules.get("numpy.random"), "BitGenerator", None)
     for generator in gc.get_objects() if kind else ():
         with contextlib.suppress(Exception):  # whatever its class answers
-            if isinstance(generator, kind) and generator.seed_seq.entropy.bit_length() > ENTROPY_BITS:
-                BIT_GENERATORS.append(generator)
+            if isinstance(generator, kind):
+                seed = generator.seed_seq if hasattr(generator, "seed_seq") else generator._seed_seq  # noqa: SLF001 - before 1.25
+                if seed.entropy.bit_length() > ENTROPY_BITS:
+                    BIT_GENERATORS.append(generator)
 
 
 def renew_bit_generators() -> None:

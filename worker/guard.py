@@ -12,7 +12,8 @@ write to. "-" stands for no isolation at all. With isolation the command is in n
 but its own: the inner guard is their init, which the kernel lets nobody inside kill, and all of them end with it. It has
 a loopback device and no other network, no System V object of others, and what it writes to the user's home, to /tmp,
 /var/tmp, /dev/shm or FOLDER is memory that ends with it. Everything can be read as it is, and what KEPT names is not even
-covered, so that imports from there take their usual time: it can be read, and nothing else. Without a COMMAND the guard
+covered, so that imports from there take their usual time: it can be read, and nothing else; what is mounted below it is
+as it was. Against accidents, that is: root could undo all of it. Without a COMMAND the guard
 only tries whether it could isolate one: exit code 0 says so.
 
 This file imports little, for it starts before every measurement.

@@ -130,6 +130,7 @@ class RunscRuntime:
             fingerprint=fingerprint(self.bundle, sensitive(self.options.network, self.gpu)),
             rootfs_digest=digest.hexdigest(),
             cpu_features=cpu_features(),
+            cpus=self.options.limits.cpus,
         )
         return Description(
             host=host, markers=found["markers"], preload=found["preload"], memory_source=found["memory_source"]
@@ -387,8 +388,7 @@ class RunscRuntime:
         for sandbox in self.made:
             sandbox.end()
         self.cleaner.shutdown()
-        for name in sorted(self.left):
-            remove_rest(self.folder, name)
+        end_orphans(self.folder)  # what was being started, and what could not be deleted
 
 
 class RunscSandbox:
@@ -419,6 +419,7 @@ class RunscSandbox:
                 if other != pid:
                     self.helpers.append(self.watch(other))
         cgroups.pause_when_full(self.name)
+        cgroups.forbid_swap(self.name)
         self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def watch(self, pid: int) -> int:
@@ -482,19 +483,19 @@ class RunscSandbox:
             if self.ended:
                 return
             self.ended = True
-        if self.exit_descriptor >= 0:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.exit_descriptor, signal.SIGKILL)
-            if self.wait_exit(END_S):
-                self.reap()
-            for helper in self.helpers:
-                end_process(helper)
-            os.close(self.exit_descriptor)
-            AWAITED.difference_update(self.pids)
-        if self.command:
-            self.command.kill()
-            self.command.wait()
         try:
+            if self.exit_descriptor >= 0:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self.exit_descriptor, signal.SIGKILL)
+                if self.wait_exit(END_S):
+                    self.reap()
+                for helper in self.helpers:
+                    end_process(helper)
+                os.close(self.exit_descriptor)
+                AWAITED.difference_update(self.pids)
+            if self.command:
+                self.command.kill()
+                self.command.wait()
             if self.bell >= 0:
                 os.close(self.bell)
             self.folder.close()

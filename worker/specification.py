@@ -23,6 +23,7 @@ from worker.bundle import BOOT, ENVIRONMENT
 
 UID = 65534  # nobody: owns nothing in the root filesystem
 CALL, BUNDLE, HOME, TMP = "/call", "/readie", "/tmp/work", "/tmp/tmp"  # inside  # noqa: S108
+RESOLVER = "/etc/resolv.conf"  # the host's, for a sandbox that has the host's network; else empty
 DRIVER = "/run"  # where the libraries of a GPU's driver are; empty in every root filesystem
 PYTHON = "/usr/bin/python3"
 CACHE = "/var/cache"
@@ -179,6 +180,7 @@ def make_configuration(
             bind(bundle, BUNDLE),
             bind(folder, CALL, writable=True),
             *([bind(gpu.libraries, DRIVER)] if gpu.libraries else []),
+            *([bind(Path(RESOLVER).resolve(), RESOLVER)] if network == "host" and Path(RESOLVER).exists() else []),
         ],
         "linux": {
             "namespaces": [

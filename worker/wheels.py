@@ -70,14 +70,17 @@ def fetch_wheels(
 def run_pip(python: Path, arguments: Sequence[str], give_up: Callable[[], object]) -> None:
     """Runs the worker's pip for another Python. Raises `InstallFailed` with its output, or what `give_up` raises."""
     # The operator's policy alone counts, not what the host has configured for pip; and pip needs none of our tokens.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "WORKER_"))}
-    with tempfile.TemporaryFile() as output:
+    # What the host's user has installed, or has on a path of its own, is not in the root filesystem.
+    dropped = ("PIP_", "PYTHON", "WORKER_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+    environment |= {"PIP_CONFIG_FILE": os.devnull, "PYTHONNOUSERSITE": "1"}
+    with tempfile.TemporaryDirectory(prefix="readie-pip-") as scratch, tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "pip", "--python", str(python), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=environment | {"PIP_CONFIG_FILE": os.devnull},
+            env=environment | {"TMPDIR": scratch},  # pip that is killed removes nothing
             start_new_session=True,
         )
         try:

@@ -66,7 +66,7 @@ def _ask(database: Database, query: str, *, as_csv: bool, whole: bool) -> Respon
     except ReadieError as error:
         if whole:
             return _show(database, query, status_code=error.status, problem=problem_of(error))
-        return page("sql_answer.html", status_code=error.status, problem=problem_of(error), answer=None)
+        return page("sql_answer.html", status_code=error.status, problem=problem_of(error), answer=None, whole=False)
     if as_csv:
         # Where rows were left out, the name says so: a line about it would be taken for a row.
         name = f"readie-first-{most}-rows.csv" if answer.more else "readie.csv"
@@ -74,7 +74,7 @@ def _ask(database: Database, query: str, *, as_csv: bool, whole: bool) -> Respon
         return Response(write_csv(answer), media_type="text/csv", headers=headers)
     if whole:
         return _show(database, query, answer=answer)
-    return page("sql_answer.html", problem=None, answer=answer, most=MOST_ROWS)
+    return page("sql_answer.html", problem=None, answer=answer, most=MOST_ROWS, whole=False)
 
 
 def _show(database: Database, query: str, *, status_code: int = 200, **context: Any) -> Response[str]:
@@ -92,6 +92,7 @@ def _show(database: Database, query: str, *, status_code: int = 200, **context: 
         views=[(name, about, columns.get(name, [])) for name, about in views],
         limits={"rows": MOST_SHOWN, "seconds": SECONDS},
         most=MOST_ROWS,
+        whole=True,
         reader=database.reader_role(),
         **context,
     )
