@@ -344,7 +344,7 @@ class TestReasons:
 
 
 def test_the_pace_of_the_machine_is_told() -> None:
-    """Against that of the measurements, if these have one."""
+    """Against that of the measurements, if these have one: by what processes told, and by the panel besides."""
     none = Errors(0, None, None, 0, None)
     told = Verification(
         3,
@@ -353,7 +353,7 @@ def test_the_pace_of_the_machine_is_told() -> None:
         none,
         none,
         none,
-        1.25,
+        1.25 * 1.0625,
         0.5,
         [Outlier(("a",), "s", 1.0, 2.0, "so it is")],
         level=Level([("b",), ("c",), ("d", "e")], 1.0625, 0.025),
