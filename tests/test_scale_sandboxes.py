@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from contextlib import closing
@@ -51,6 +52,17 @@ def test_sandboxes_are_measured_as_the_page_says(tmp_path: Path) -> None:
     assert len(measured["cases"]) == 12
     assert f"Medians of {measured['rounds']} starts each" in page
     assert measured["machine"]["date"] in page
+
+
+@pytest.mark.timeout(3600)
+def test_the_demo_runs_in_gvisor(tmp_path: Path) -> None:
+    """`make demo RUNTIME=runsc` in a clean clone: each of its calls is restored, at least five times faster in the median."""
+    clone_project(tmp_path / "readie")
+    with closing(Terminal(tmp_path / "readie", {}, {})) as terminal:
+        printed = terminal.run("make demo RUNTIME=runsc", seconds=3600)
+
+    (speed_up,) = re.findall(r"^demo: 10 calls, 10 from a checkpoint, median speed-up (\d+)×$", printed, re.MULTILINE)
+    assert int(speed_up) >= 5
 
 
 def count_left(runtime: RunscRuntime) -> int:
