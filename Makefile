@@ -21,8 +21,8 @@ $(VENV)/ready: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo 'Readie needs Python 3.11 or later; name one with make PYTHON=python3.12' >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
-	@# The lock is complete (pip check), so nothing is to be worked out; what is imported is compiled when it is first.
-	$(BIN)/python -m pip install --quiet --no-deps --no-compile --require-hashes --requirement requirements.lock
+	@# The lock is complete (pip check), so nothing is to be worked out.
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes --requirement requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	$(BIN)/python -m pip check
 	@touch $@
