@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Literal, Self, TypeVar
 import msgspec
 
 import readie
+from readie.command_line import say
 from readie.errors import RuntimeUnavailable, Unavailable
 from readie.flavor import Flavor
 from readie.manifest import Description
@@ -23,6 +25,7 @@ from readie.manifest import Description
 Mode = Literal["edges", "time", "memory", "plain"]
 Record = TypeVar("Record")
 
+PATIENCE_S = 120.0  # to start what is measured and to end it, besides the time that it has itself
 NOT_ISOLATED = "imports had this host's network and files: isolating them needs root or namespaces"
 
 
@@ -143,6 +146,8 @@ class ProbeStream:
         self._talk: list[str] = []
         self._listener: threading.Thread | None = None
         self._count = 0
+        # The worker holds what it measures to its time; this is for a worker that says nothing at all.
+        self._patience_s = sandbox.timeout_s + PATIENCE_S
 
     def __enter__(self) -> Self:
         return self
@@ -177,7 +182,8 @@ class ProbeStream:
     def ask(self, modules: Sequence[str], mode: Mode) -> ProbeAnswer:
         """Imports `modules` in a fresh process. Raises `Unavailable` when the worker itself cannot be run.
 
-        A worker that ends meanwhile may have been ended by what it measured: it gets another try.
+        A worker that ends meanwhile may have been ended by what it measured: it gets another try, and so does one that
+        says nothing for two minutes longer than an import may take.
         """
         for _ in range(2):
             answer = self._ask(modules, mode)
@@ -199,6 +205,10 @@ class ProbeStream:
         try:
             self._process.stdin.write(line)
             self._process.stdin.flush()
+            ready = select.select([self._process.stdout], [], [], self._patience_s)[0]
+            if not ready:
+                say(f"  a worker said nothing for {self._patience_s:.0f} s, and is started again")
+                self._process.kill()
             answer = self._process.stdout.readline()
         except BrokenPipeError:
             answer = b""

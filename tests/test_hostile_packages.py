@@ -621,6 +621,17 @@ class TestStream:
 
             assert stream.ask(["tame"], "time").ok
 
+    def test_a_worker_that_says_nothing_is_started_again(self, rootfs: Path) -> None:
+        """Here one that is stopped; nobody waits for it for ever."""
+        with ProbeStream(sandbox_of(rootfs)) as stream:
+            assert stream.ask(["tame"], "time").ok
+            assert stream._process
+            stopped, stream._patience_s = stream._process, 5.0
+            stopped.send_signal(signal.SIGSTOP)
+
+            assert stream.ask(["tame"], "time").ok
+            assert stopped.returncode == -signal.SIGKILL
+
     def test_a_request_that_ends_its_worker_twice_has_failed(self, rootfs: Path) -> None:
         """The analysis goes on: the worker itself can run."""
         with ProbeStream(sandbox_of(rootfs)) as stream:
