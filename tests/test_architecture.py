@@ -56,3 +56,16 @@ def test_the_executor_and_the_probe_need_the_standard_library_alone() -> None:
         names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
 
         assert set() == {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names)
+
+
+@pytest.mark.parametrize("part", ["app", "pipeline", "readie", "worker"])
+def test_programs_that_a_part_starts_have_an_input_of_their_own(part: str) -> None:
+    """A worker's standard input has requests for it alone, and a terminal's what its user types."""
+    starts = [
+        (f"{file.relative_to(ROOT)}:{call.lineno}", {keyword.arg for keyword in call.keywords})
+        for file in (ROOT / part).rglob("*.py")
+        for call in ast.walk(ast.parse(file.read_bytes()))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) in {"subprocess.run", "subprocess.Popen"}
+    ]
+
+    assert [place for place, given in starts if not given & {"stdin", "input"}] == []

@@ -55,6 +55,27 @@ def test_every_benchmark_runs_and_prints_its_lines(tmp_path: Path) -> None:
         assert line.machine["cores"] > 0
 
 
+@pytest.mark.scale
+@pytest.mark.parametrize(
+    ("script", "options", "measured"),
+    [
+        ("overhead.py", ["--rounds", "3"], {"duckdb", "postgresql"}),
+        (
+            "crowd.py",
+            ["--workers", "20", "--sessions", "50", "--calls", "200", "--rounds", "2"],
+            {"sizes", "milliseconds"},
+        ),
+    ],
+)
+def test_what_a_call_and_a_crowd_cost_is_measured(script: str, options: list[str], measured: set[str]) -> None:
+    """Briefly: one JSON document, whether the limits are kept (exit 0) or not (1)."""
+    command = [sys.executable, f"benchmarks/{script}", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert done.returncode in {0, 1}, done.stderr
+    assert msgspec.json.decode(done.stdout).keys() == measured
+
+
 @given(document=documents(), modules=st.lists(st.sampled_from(MODULES), max_size=4))
 def test_baseline_and_limit_answer_as_the_oracle_does(document: dict[str, Any], modules: list[str]) -> None:
     """The checkpoint and both costs, to the nanosecond, ties and cycles included."""

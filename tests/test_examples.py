@@ -15,7 +15,7 @@ import pytest
 
 from readie.document import read_document
 from tests.conftest import Cluster
-from tests.pages import ROOT, Terminal, free_port, read_blocks
+from tests.pages import ROOT, Terminal, clone_project, free_port, read_blocks
 from tests.sandboxes import needs_runsc
 
 pytestmark = [pytest.mark.guides, pytest.mark.timeout(900)]
@@ -118,8 +118,13 @@ def test_a_generation_in_gvisor_is_made_and_served_as_its_page_says(terminal: Te
     terminal.run(f"{runtime}{serve.strip()} > worker.log 2>&1 &\nuntil grep -s ready worker.log; do sleep 1; done")
     answered = terminal.run("python call.py")
     terminal.run("kill %1 %2\nwait")
+    clone_project(tmp_path / "readie")
+    (tmp_path / "readie" / "generation").symlink_to(tmp_path / "generation")
+    terminal.run("cd readie\nmake capture RUNTIME=runsc ROOTFS=generation/cpu/rootfs\ncd ..")
 
     manifest = json.loads(next((tmp_path / "generation/cpu/checkpoints").glob("*/manifest.json")).read_bytes())
     assert (manifest["host"]["runtime"], manifest["memory_source"]) == ("runsc", "VmRSS")
     assert len(read_document(tmp_path / "generation/cpu/catalogue.json").checkpoints) == 2
     assert answered == "10 restored\n"
+    captured = read_document(tmp_path / "readie" / "catalogues" / "cpu.json")
+    assert [one.canonical for one in captured.checkpoints] == [(), ("numpy",)]

@@ -665,7 +665,12 @@ def find_runsc() -> tuple[str, str]:
         )
     try:
         said = subprocess.run(
-            [program, "--version"], capture_output=True, text=True, check=False, timeout=COMMAND_S
+            [program, "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=COMMAND_S,
         ).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
         raise RuntimeUnavailable(f"{program} --version: {error}", way_out) from error

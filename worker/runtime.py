@@ -213,7 +213,9 @@ def remove_tree(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     if path.exists():  # these walk without recursion, and follow no link
         for command in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
-            subprocess.run([*command, "--", str(path)], stderr=subprocess.DEVNULL, check=False)
+            subprocess.run(
+                [*command, "--", str(path)], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+            )
 
 
 # ---- one call ----

@@ -68,7 +68,9 @@ def find_gpu(flavor: Flavor, folder: Path) -> Gpu:
     if not any(path.name == "nvidiactl" for path in devices):
         raise NeedsGpu("/dev/nvidiactl is missing: the NVIDIA driver is not loaded")
     # The loader's cache knows where the driver's installer has put its libraries.
-    listed = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=False).stdout
+    listed = subprocess.run(
+        ["/sbin/ldconfig", "-p"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    ).stdout
     libraries = find_driver(listed, platform.machine())
     if not libraries:
         raise NeedsGpu("the NVIDIA driver's libraries (libcuda.so.1) are not installed for this machine's architecture")
