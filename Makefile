@@ -43,7 +43,7 @@ screenshots: setup ## draw docs/images/ anew, from the demo's data; needs Chromi
 	@test -e .demo/readie.duckdb && cmp -s .demo/generation/catalogue.json .demo/catalogues/cpu.json || $(MAKE) demo RUNTIME=fork
 	@SCREENSHOTS=1 $(BIN)/pytest tests/test_browser.py
 
-scale: setup ## the tests that need the full-size catalogue of 400 MB
+scale: setup ## the tests that take long: the 400 MB catalogue, the planner, hundreds of sandboxes
 	@$(BIN)/pytest -m scale $(T)
 
 soak: setup ## ten minutes of calls through three routers, then ten more while routers and agents are killed
@@ -85,6 +85,7 @@ capture: setup ## plan and capture from the measurements, and copy the result to
 	rm -rf catalogues/$(FLAVOR).parquet
 	cp -r $(OUT)/catalogue.parquet catalogues/$(FLAVOR).parquet
 	cp $(OUT)/catalogue.json catalogues/$(FLAVOR).json
+	cp $(OUT)/measurements.parquet catalogues/$(FLAVOR).measurements.parquet
 
 lock: ## resolve pyproject.toml again into requirements.lock, and the packages of demo and resources
 	$(PYTHON) -m venv --clear build/lock

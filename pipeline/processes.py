@@ -25,7 +25,9 @@ from readie.manifest import Description
 Mode = Literal["edges", "time", "memory", "plain"]
 Record = TypeVar("Record")
 
-PATIENCE_S = 120.0  # to start what is measured and to end it, besides the time that it has itself
+# To start a worker and what it measures, and to end that, besides the time that it has itself: longer than the worker's
+# own limits for these come to.
+PATIENCE_S = 300.0
 NOT_ISOLATED = "imports had this host's network and files: isolating them needs root or namespaces"
 
 
@@ -183,7 +185,7 @@ class ProbeStream:
         """Imports `modules` in a fresh process. Raises `Unavailable` when the worker itself cannot be run.
 
         A worker that ends meanwhile may have been ended by what it measured: it gets another try, and so does one that
-        says nothing for two minutes longer than an import may take.
+        says nothing for five minutes longer than an import may take.
         """
         for _ in range(2):
             answer = self._ask(modules, mode)

@@ -81,6 +81,11 @@ def clone_project(folder: Path) -> None:
     (folder / ".venv" / "ready").touch()  # newer than what it is made from
 
 
+def without_make() -> dict[str, str]:
+    """The environment as a terminal has it: what a `make` that started the tests wants of its own kind is not in it."""
+    return {name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MAKELEVEL", "MFLAGS", "T"}}
+
+
 def free_port() -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -120,7 +125,7 @@ class Terminal:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             cwd=folder,
-            env={**os.environ, **environment},
+            env={**without_make(), **environment},
             start_new_session=True,
         )
 

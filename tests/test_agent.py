@@ -378,14 +378,6 @@ class TestPlacements:
         with pytest.raises(PayloadTooLarge, match=f"MAX_PAYLOAD is {MANY}"):
             remote(len)(bytes(MANY))
 
-    def test_output_arrives_while_the_call_runs(self, ready: Line) -> None:
-        """What was printed can be read before the result is there."""
-        call = remote(nap).submit(8)
-
-        wait_for(lambda: any(piece.text == "asleep\n" for piece in call.status.output))
-        assert call.status.state == "accepted"
-        assert call.result() == "rested"
-
     def test_a_running_call_counts_and_can_be_cancelled(self, ready: Line) -> None:
         """The worker reports its sandbox with the call's budget; cancelled, the sandbox is ended soon."""
         call = remote(nap, memory="300M").submit(120)

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -113,6 +114,21 @@ def test_a_checkpoint_that_cannot_be_restored_costs_a_cold_start(ready: Line) ->
     assert "checkpoint_2" in (result.started.fallback or "")
 
 
+def nap() -> str:
+    print("asleep", flush=True)
+    time.sleep(8)
+    return "rested"
+
+
+def test_output_arrives_while_the_call_runs(ready: Line) -> None:
+    """What was printed can be read before the result is there."""
+    call = remote(nap).submit()
+
+    wait_for(lambda: any(piece.text == "asleep\n" for piece in call.status.output))
+    assert call.status.state == "accepted"
+    assert call.result() == "rested"
+
+
 def eat() -> int:
     return len([bytearray(b"x") * 1_000_000 for _ in range(400)])
 
@@ -142,20 +158,34 @@ def test_eight_calls_run_side_by_side(ready: Line) -> None:
     assert found == [2 * number for number in range(8)]
 
 
+def use_slow_once() -> bool:
+    import slow
+
+    used = hasattr(slow, "used")
+    slow.used = True
+    return used
+
+
 def test_a_pool_serves_the_next_call_without_a_restore(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was asked for is kept ready; the call that takes it says restored, and takes no time for that."""
+    """What was asked for is kept ready; the call that takes it says restored, and takes no time for that. No sandbox
+    serves two calls.
+    """
     monkeypatch.setenv("ROUTER_URL", line.url)
     with line.worker("pooled", POOL_SIZE="2", WORKER_MEM_TOTAL="64Gi"):
-        pinned = remote(use_slow, checkpoint_id="checkpoint_1", memory="9Gi")  # more than the other worker has
-        results = []
+        pinned = remote(use_slow_once, checkpoint_id="checkpoint_1", memory="9Gi")  # more than the other worker has
+        results, used = [], []
 
         def from_the_pool() -> bool:
-            results.append(end(pinned.submit()))
+            call = pinned.submit()
+            results.append(end(call))
+            used.append(call.result())
             return results[-1].phases.restore == 0.0
 
         wait_for(from_the_pool, 60)
+        wait_for(from_the_pool, 60)
 
     assert {result.outcome for result in results} == {"returned"}
+    assert set(used) == {False}
     assert results[-1].started
     assert results[-1].started.how == "restored"
 

@@ -7,6 +7,7 @@ import pytest
 from app.catalogue import import_catalogue
 from app.database import Database
 from app.explain import explain
+from pipeline.analyze import read_measurements
 from pipeline.corpus import read_corpus
 from readie.cost import match
 from readie.document import Catalogue, read_document
@@ -27,6 +28,14 @@ def test_it_is_whole_and_its_projection_belongs_to_it(catalogue: Catalogue) -> N
     """No warning says that it was read from JSON instead."""
     assert catalogue.warnings == ()
     assert read_document(DOCUMENT).generation == catalogue.generation
+
+
+def test_its_measurements_are_beside_it(catalogue: Catalogue) -> None:
+    """The same items, which cost the same; who wants to plan anew or to verify has what it takes."""
+    measured = {item.key: item for item in read_measurements(ROOT / "catalogues" / "cpu.measurements.parquet").items}
+
+    assert measured.keys() == {*catalogue.keys}
+    assert [round(measured[key].seconds * 1e9) for key in catalogue.keys] == catalogue.load_ns.tolist()
 
 
 def test_it_is_as_rich_as_what_people_use(catalogue: Catalogue) -> None:

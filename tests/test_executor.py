@@ -1,8 +1,10 @@
 """The executor: what a call meets inside a sandbox, and what becomes of whatever it does there."""
 
+import contextlib
 import os
 import pickle
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -13,12 +15,13 @@ from typing import Any, Protocol
 import cloudpickle
 import pytest
 
+import worker.runtime
 from readie.manifest import CheckpointSpec
 from tests.sandboxes import PYTHON, Ran, make_rootfs, make_sealed_rootfs, needs_runsc, run
 from worker.fork import ForkRuntime
 from worker.host import open_runtime
 from worker.runsc import Options
-from worker.runtime import Runtime
+from worker.runtime import Runtime, StartFailed
 
 PACKAGES = {
     "printer": 'print("a banner")',
@@ -241,6 +244,33 @@ def test_a_sandbox_that_ends_says_how(call: RunCall, end: Any, named: str) -> No
 
     assert ran.slug == "sandbox-failed"
     assert named in ran.detail
+
+
+def scribble(data: bytes) -> None:
+    for descriptor in range(3, 64):
+        with contextlib.suppress(OSError):
+            channel = socket.socket(fileno=os.dup(descriptor))
+            channel.getpeername()
+            channel.sendall(data)
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("data", [b"\xff" * 64, (2).to_bytes(4, "big") + bytes(4) + b"no"], ids=["lengths", "header"])
+def test_a_function_that_writes_to_the_executor_s_socket_ends_its_own_call(restored: RunCall, data: bytes) -> None:
+    """What is not of the protocol is no answer; the next call is served."""
+    ran = restored(scribble, data)
+
+    assert ran.slug == "sandbox-failed"
+    assert "not of the executor's protocol" in ran.detail
+    assert restored(lambda: 1).value == 1
+
+
+def test_an_executor_of_another_protocol_is_no_sandbox(restored: RunCall, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said which one speaks what, before anything runs."""
+    monkeypatch.setattr(worker.runtime, "PROTOCOL", 99)
+
+    with pytest.raises(StartFailed, match="the executor speaks protocol 2, the worker 99"):
+        restored(lambda: 1)
 
 
 def test_a_result_that_cannot_be_pickled_names_its_type(restored: RunCall) -> None:

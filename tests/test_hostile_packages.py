@@ -621,9 +621,16 @@ class TestStream:
 
             assert stream.ask(["tame"], "time").ok
 
-    def test_a_worker_that_says_nothing_is_started_again(self, rootfs: Path) -> None:
+    def test_a_worker_that_says_nothing_is_started_again(self, rootfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Here one that is stopped; nobody waits for it for ever."""
         with ProbeStream(sandbox_of(rootfs)) as stream:
+            patience_s, start = stream._patience_s, stream._start
+
+            def start_patiently() -> "subprocess.Popen[bytes]":
+                stream._patience_s = patience_s  # the next one has its time to start
+                return start()
+
+            monkeypatch.setattr(stream, "_start", start_patiently)
             assert stream.ask(["tame"], "time").ok
             assert stream._process
             stopped, stream._patience_s = stream._process, 5.0

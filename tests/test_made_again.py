@@ -8,6 +8,7 @@ from contextlib import closing
 
 import pytest
 
+from pipeline.analyze import read_measurements
 from readie.projection import load_catalogue
 from tests.pages import ROOT, Terminal, clone_project, read_blocks
 
@@ -48,6 +49,8 @@ def test_a_catalogue_is_made_as_its_page_says(terminal: Terminal) -> None:
     catalogue = json.loads((terminal.folder / "catalogues" / "cpu.json").read_bytes())
     assert {"idna", "idna.core", "networkx"} <= catalogue["items"].keys()
     assert [one["canonical"] for one in catalogue["checkpoints"]] == [[], ["idna"]]
+    planned = read_measurements(terminal.folder / "catalogues" / "cpu.measurements.parquet")
+    assert catalogue["items"].keys() <= {item.key for item in planned.items}
     assert not load_catalogue(
         terminal.folder / "catalogues" / "cpu.json"
     ).warnings  # the Parquet beside it belongs to it

@@ -16,34 +16,24 @@ pytestmark = pytest.mark.timeout(1200)
 scale = pytest.mark.scale
 
 ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "planning.md"
 
-#: What the plan of the committed catalogue was made from. Importing what is barred leaves threads: the measurements say
-#: so, and a catalogue does not, but its checkpoints hold neither these two nor what pulls them in.
+#: What the plan of the committed catalogue was made from: the measurements beside it, which also say what leaves threads.
 KNOWN = """
 import json, resource, sys, time
 begun = time.monotonic()
 from pathlib import Path
+from pipeline.analyze import read_measurements
+from pipeline.capture import carry_over
 from pipeline.corpus import read_corpus
-from pipeline.measurement import MeasuredItem
 from pipeline.plan import make_plan, write_plan
 from pipeline.problem import Limits
 from pipeline.what_if import hold_out
 from readie.flavor import Flavor
 
-barred = {"_polars_runtime_32._polars_runtime", "onnxruntime.capi.onnxruntime_pybind11_state"}
-document = json.loads(Path("catalogues/cpu.json").read_bytes())
-items = [
-    MeasuredItem(
-        key=key,
-        seconds=item["load_time"],
-        size_mb=item["size_mb"],
-        resource_type=item["resource_type"],
-        distribution=item["distribution"],
-        dependencies=frozenset(item.get("dependencies", ())),
-    )
-    for key, item in document["items"].items()
-]
-assert barred <= document["items"].keys()
+alpha = float(sys.argv[1])
+measured = carry_over(read_measurements(Path("catalogues/cpu.measurements.parquet")), Path("no-root-filesystem"))
+items, barred = measured.items, measured.barred
 corpus = read_corpus(Path("corpora/cpu.jsonl.gz"))
 """
 #: Plans, and prints what came out, with what it took.
@@ -51,9 +41,9 @@ PLAN = (
     KNOWN
     + """
 plan = make_plan(
-    items, corpus, planner="optimal", alpha=document["alpha"], limits=Limits(), flavor=Flavor.CPU, barred=barred
+    items, corpus, planner="optimal", alpha=alpha, limits=Limits(), flavor=Flavor.CPU, barred=barred
 )
-write_plan(Path(sys.argv[1]), plan)
+write_plan(Path(sys.argv[2]), plan)
 peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 said = {"gap": plan.gap, "sets": len(corpus), "items": len(items), "peak_mb": peak_kb * 1024 / 1e6}
 print(json.dumps(said | {"seconds": time.process_time(), "elapsed": time.monotonic() - begun}))
@@ -63,14 +53,14 @@ print(json.dumps(said | {"seconds": time.process_time(), "elapsed": time.monoton
 CHEAP = (
     KNOWN
     + """
+document = json.loads(Path("catalogues/cpu.json").read_bytes())
 sets = [one["canonical"] for one in document["checkpoints"] if one["canonical"]]
 plan = make_plan(
-    items, corpus, planner="fixed", alpha=document["alpha"], limits=Limits(), flavor=Flavor.CPU, sets=sets,
-    barred=barred,
+    items, corpus, planner="fixed", alpha=alpha, limits=Limits(), flavor=Flavor.CPU, sets=sets, barred=barred
 )
 some = sorted(corpus, key=lambda one: (-one.count, one.modules))[:: len(corpus) // 100]
 small = make_plan(
-    items, some, planner="optimal", alpha=document["alpha"], limits=Limits(), flavor=Flavor.CPU, barred=barred
+    items, some, planner="optimal", alpha=alpha, limits=Limits(), flavor=Flavor.CPU, barred=barred
 )
 print(json.dumps({
     "cost_s": plan.cost_ns / 1e9,
@@ -83,7 +73,7 @@ print(json.dumps({
 HOLD_OUT = (
     KNOWN
     + """
-found = hold_out(items, corpus, share=0.2, seed=1, alpha=document["alpha"], limits=Limits(), barred=barred)
+found = hold_out(items, corpus, share=0.2, seed=1, alpha=alpha, limits=Limits(), barred=barred)
 rows = [[row.checkpoints, row.size_mb, row.planned_ns / 1e9, row.held_out_ns / 1e9] for row in found.rows]
 print(json.dumps(dict(zip([row.planner for row in found.rows], rows, strict=True))))
 """
@@ -108,8 +98,9 @@ def plan_into(path: Path) -> dict[str, Any]:
 
 
 def run(program: str, *arguments: str) -> dict[str, Any]:
-    """What a program prints in its last line."""
-    command = [sys.executable, "-c", program, *arguments]
+    """What a program prints in its last line. It is given the alpha of docs/planning.md, which was planned with."""
+    (alpha,) = re.findall(r"--alpha (\S+?)`", PAGE.read_text(encoding="utf-8"))
+    command = [sys.executable, "-c", program, alpha, *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -154,7 +145,7 @@ def test_the_plan_costs_what_the_page_says(planned: tuple[Path, dict[str, Any]])
 
 def read_table(head: str) -> list[list[str]]:
     """The cells of the rows below the line that begins so, in docs/planning.md."""
-    page = (ROOT / "docs" / "planning.md").read_text(encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
     lines = page.partition(head)[2].partition("\n\n")[0].splitlines()[2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 

@@ -251,7 +251,7 @@ def serve() -> None:
 
 @app.command()
 def doctor(as_json: JsonOption = False) -> None:
-    """Look at all that `serve` needs, and say how to mend it; exit code 1 if something fails. It changes nothing.
+    """Look at all that `serve` needs, and say how to mend it; exit code 1 if something fails. It changes nothing of it.
 
     What killed commands have left behind it removes, as each command does. It reads the settings that `serve` reads, starts one sandbox and ends it, and asks the router.
 

@@ -59,7 +59,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         "none"  # host: calls have this host's network, and start cold; of runsc alone
     )
     sandboxes_ahead: Annotated[int, msgspec.Meta(ge=0, le=1000, description="a whole number from 0 to 1000")] = (
-        1  # created before they are asked for, about 15 MB each; of runsc alone
+        1  # created before they are asked for, about 15 MB each (40 MB are set aside); of runsc alone
     )
     pool_size: Annotated[int, msgspec.Meta(ge=0, le=1000, description="a whole number from 0 (none) to 1000")] = (
         0  # sandboxes kept restored for the checkpoints that are asked for most
