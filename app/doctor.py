@@ -24,7 +24,7 @@ from app.database import POOL_SIZE, Database, ServerFacts, check_schema, open_da
 from app.settings import RouterSettings
 from app.tls import server_certificate
 from readie.client import ClientSettings
-from readie.command_line import Check, Doubt, check
+from readie.command_line import Check, Doubt, check, seconds_ahead
 from readie.errors import (
     BadSetting,
     DatabaseInUse,
@@ -269,7 +269,7 @@ def _look_into(database: Database, settings: RouterSettings) -> Iterator[Check]:
         began = time.time()
         facts = database.server_facts()
         if facts is not None:
-            ahead_s = facts.clock_s - (began + time.time()) / 2
+            ahead_s = seconds_ahead(facts.clock_s, began, time.time())
             yield from _look_at_postgresql(database, facts, ahead_s)
     now = datetime.now(UTC) + timedelta(seconds=ahead_s)
     if schema.state == "failed":

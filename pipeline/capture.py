@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from pipeline.analyze import Measurements
+from pipeline.analyze import MeasurementInfo, Measurements, check_same_runtime
 from pipeline.corpus import ImportSet
 from pipeline.measurement import MeasuredItem
 from pipeline.plan import Plan, PlannedCheckpoint, make_plan, read_plan, write_plan
@@ -21,12 +21,11 @@ from pipeline.progress import Progress, stage
 from pipeline.rootfs import RootFilesystem, filter_measured, list_rootfs
 from readie.command_line import say
 from readie.document import Catalogue, DocumentCheckpoint, DocumentItem, compute_generation, write_document
-from readie.errors import BadFile, BadRequest, CaptureFailed, RootfsUnreadable
+from readie.errors import BadFile, CaptureFailed, RootfsUnreadable
 from readie.flavor import Flavor
 from readie.manifest import (
     CapturedCheckpoint,
     CheckpointSpec,
-    Description,
     Host,
     Manifest,
     Point,
@@ -246,8 +245,8 @@ def carry_over(measurements: Measurements, rootfs: Path) -> Carried:
     return Carried(items, listed.distributions if listed else dict(sorted(distributions.items())), warnings, barred)
 
 
-def last_alpha(out: Path, flavor: Flavor, runtime: str) -> float | None:
-    """The alpha of the last manifest in the folder, if it was measured with this runtime."""
+def last_alpha(out: Path, flavor: Flavor, runtime: str, cpus: float) -> float | None:
+    """The alpha of the last manifest in the folder, if it was measured with this runtime and CPU limit."""
     path = out / "manifest.json"
     if not path.exists():
         return None
@@ -256,8 +255,8 @@ def last_alpha(out: Path, flavor: Flavor, runtime: str) -> float | None:
     except BadFile as error:
         say(f"  the last alpha is lost: {error.detail}")
         return None
-    same = manifest.flavor is flavor and manifest.host.runtime == runtime
-    return manifest.alpha_written if same else None
+    measured = manifest.flavor, manifest.host.runtime, manifest.host.cpus
+    return manifest.alpha_written if measured == (flavor, runtime, cpus) else None
 
 
 def hash_inputs(measurements: Measurements, corpus: Iterable[ImportSet], carried: Carried, options: PlanOptions) -> str:
@@ -274,14 +273,16 @@ def hash_inputs(measurements: Measurements, corpus: Iterable[ImportSet], carried
     return hashlib.sha256(msgspec.json.encode(content)).hexdigest()
 
 
-def alpha_to_plan_with(sandbox: Sandbox, out: Path, flavor: Flavor, given: float | None) -> tuple[float, list[str]]:
+def alpha_to_plan_with(
+    sandbox: Sandbox, info: MeasurementInfo, out: Path, given: float | None
+) -> tuple[float, list[str]]:
     """Seconds per MB, and warnings: as given, else of the last manifest in the folder, else of a calibration."""
-    alpha = given if given is not None else last_alpha(out, flavor, sandbox.runtime)
+    alpha = given if given is not None else last_alpha(out, info.flavor, sandbox.runtime, info.host.cpus)
     if alpha is not None:
         return alpha, []
     host = describe(sandbox).host
     captures = Captures(out / "captures.journal.jsonl", sandbox, host, out / "checkpoints")
-    return calibrate(captures, flavor)
+    return calibrate(captures, info.flavor)
 
 
 def plan_checkpoints(
@@ -305,8 +306,7 @@ def plan_checkpoints(
         else:
             if plan.inputs == inputs:
                 return plan, carried
-    flavor = measurements.info.flavor
-    alpha, more = alpha_to_plan_with(sandbox, out, flavor, options.alpha)
+    alpha, more = alpha_to_plan_with(sandbox, measurements.info, out, options.alpha)
     warnings = [*carried.warnings, *more]
     with stage(f"Planning with {options.planner}, alpha {alpha:g} s/MB"):
         plan = make_plan(
@@ -315,7 +315,7 @@ def plan_checkpoints(
             planner=options.planner,
             alpha=alpha,
             limits=options.limits,
-            flavor=flavor,
+            flavor=measurements.info.flavor,
             sets=options.sets,
             inputs=inputs,
             warnings=warnings,
@@ -326,21 +326,6 @@ def plan_checkpoints(
 
 
 # ---- the stage ----
-
-
-def check_same_runtime(measurements: Measurements, description: Description) -> None:
-    """Load times and alpha are added up: both must come from one runtime and CPU limit. Raises `BadRequest`."""
-    measured, here = measurements.info.host, description.host
-    for name, left, right in (
-        ("runtime", measured.runtime, here.runtime),
-        ("Python", measured.python.rpartition(".")[0], here.python.rpartition(".")[0]),
-        ("SANDBOX_CPUS", measured.cpus, here.cpus),
-    ):
-        if left != right:
-            raise BadRequest(
-                f"the measurements were made with {name} {left}, and the capture would be with {right}",
-                "Measure again with readie-pipeline analyze, or capture with what was measured.",
-            )
 
 
 def capture(sandbox: Sandbox, measurements: Measurements, plan: Plan, carried: Carried, out: Path) -> Manifest:

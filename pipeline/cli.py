@@ -534,7 +534,7 @@ def ask_planners(
 ) -> tuple[WhatIf | HeldOut, list[str]]:
     """The answer to `--what-if` or `--holdout`, and its text. No plan is written."""
     carried = carry_over(measurements, sandbox.rootfs)
-    alpha, warnings = alpha_to_plan_with(sandbox, out, measurements.info.flavor, options.alpha)
+    alpha, warnings = alpha_to_plan_with(sandbox, measurements.info, out, options.alpha)
     for warning in (*carried.warnings, *warnings):
         say(f"warning: {warning}")
     if holdout is not None:

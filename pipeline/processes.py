@@ -75,6 +75,9 @@ class ProbeAnswer(msgspec.Struct, frozen=True):
     wall_s: float | None = None  # None where the process ended without a word
     cpu_s: float | None = None
     waited_s: float | None = None  # of wall_s: it was ready to run, and others had the processor
+    disk_mb: float | None = (
+        None  # that it had to read from the disk, for no memory held it; 0 under gVisor, which does not tell
+    )
     pace_s: list[float] | None = None  # seconds of a fixed piece of work, before and after
     rss_mb: float | None = None
     network: str | None = None  # host: it was not isolated

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from pipeline.analyze import Journal, JournalHead, Measurements, Run, measure
+from pipeline.analyze import Journal, JournalHead, Measurements, Run, check_same_runtime, measure
 from pipeline.corpus import ImportSet
 from pipeline.pace import believe, fit_trust, mean_without_strays, select_steady, standard_errors
 from pipeline.problem import catalogue_of
@@ -89,7 +89,8 @@ class Verification(msgspec.Struct, frozen=True):
     seconds: Errors
     mb: Errors
     clock_seconds: Errors  # without bringing the machine of today to the pace of the measurements
-    pace: float | None  # how many times as slow as when it was left alone while measuring; None: not known
+    pace: float | None  # how many times as slow as when it was left alone while measuring, as processes tell, besides
+    # `level`; None: not known
     waited: float  # share of the time in which others had the processor; it is taken out
     outliers: list[Outlier]
     warnings: list[str] = []
@@ -116,9 +117,14 @@ class Sample:
         return len(self.runs) + len(self.failed)
 
     @property
+    def is_broken(self) -> bool:
+        return any(map(still_holds, self.failed))
+
+    @property
     def failure(self) -> str:
         """Why it cannot be imported. Where it could be once, a limit that a busy machine made it meet does not count."""
-        return "" if self.runs else next((run.failure.detail for run in self.failed if run.failure), "")
+        counted = [run for run in self.failed if still_holds(run)] or ([] if self.runs else self.failed)
+        return next((run.failure.detail for run in counted if run.failure), "")
 
     @property
     def steady(self) -> list[int]:
@@ -135,6 +141,11 @@ class Sample:
 
     def is_tight(self) -> bool:
         return bool(self.failure) or self.error <= max(TIGHT_SHARE, TIGHT_S / max(self.clock, 1e-9))
+
+
+def still_holds(run: Run) -> bool:
+    """Whether the next process would end like this one. Limits may be others then, and the machine less busy."""
+    return run.failure is None or run.failure.kind not in LIMITED
 
 
 def alone(run: Run) -> float:
@@ -159,12 +170,13 @@ def verify(
     time is within 3 % or 0.5 ms. Time in which others had the processor is taken out, and the machine's pace of now is
     brought to that of the measurements by what processes tell, and by a panel of other imports; what the clock said is
     told as well. Completed processes are in a journal in the folder `out`, one for each seed: started again with the
-    same seed, it goes on. Raises `Unavailable`.
+    same seed, it goes on. Raises `Unavailable`, and `BadRequest` where the sandbox is none in which these were made.
     """
     needs, keys = list_needs(measurements), sorted(item.key for item in measurements.items)
     samples = choose_samples(keys, needs, corpus, count, seed)
     panel = choose_panel(keys, needs, corpus, samples, seed)
     description = describe(sandbox)
+    check_same_runtime(measurements, description)
     head = JournalHead(description.host, description.memory_source, measurements.sha256)
     with Journal(out / f"verify-{seed}.journal.jsonl", head) as journal, ProbeStream(sandbox) as stream:
         if journal.runs:
@@ -174,8 +186,7 @@ def verify(
             )
         planned = {("plain", one.modules): one for one in samples} | {("time", one.modules): one for one in panel}
         for run in journal.runs:
-            # Limits may be others now.
-            if (one := planned.get((run.mode, run.roots))) and not (run.failure and run.failure.kind in LIMITED):
+            if (one := planned.get((run.mode, run.roots))) and still_holds(run):
                 one.add(run)
         wanted = (repeats, max(repeats, most_repeats))
         _repeat(stream, journal, samples, panel, repeats=wanted, reference=measurements.info.pace_s)
@@ -190,7 +201,7 @@ def verify(
     runs = [run for one in [*samples, *panel] for run in [*one.runs, *one.failed]]
     good = [one for _, one in checked if not one.failure]
     waited, clock = sum(run.waited_s for run in runs), sum(run.wall_s for run in runs)
-    paces = [pace for sample in samples for pace in sample.paces]
+    told = [pace / (level.ratio if level else 1.0) for sample in samples for pace in sample.paces]
     return Verification(
         seed,
         good,
@@ -198,7 +209,7 @@ def verify(
         find_errors([(one.predicted_s, one.measured_s) for one in good], FROM_S),
         find_errors([(one.predicted_mb, one.measured_mb) for one in good], FROM_MB),
         find_errors([(one.predicted_s, one.clock_s) for one in good], FROM_S),
-        round(statistics.median(paces), 3) if paces and measurements.info.pace_s else None,
+        round(statistics.median(told), 3) if told and measurements.info.pace_s else None,
         round(waited / clock, 3) if clock else 0.0,
         sorted(outliers, key=lambda one: -abs(one.predicted - one.measured) / max(one.measured, 1e-9)),
         [NOT_ISOLATED] if any(run.network == "host" for run in runs) else [],
@@ -225,7 +236,7 @@ def _repeat(
     with Progress("verifying", least * len(samples)) as progress:
         progress.done = sum(min(sample.tried, least) for sample in samples)
         for number in range(1, most + 1):
-            todo = [sample for sample in samples if sample.tried < number and not sample.failure]
+            todo = [sample for sample in samples if sample.tried < number and not sample.is_broken]
             if number > least:
                 bring_to_pace(samples, panel, reference)
                 todo = [sample for sample in todo if not sample.is_tight()]
@@ -400,7 +411,8 @@ def _explain(stream: ProbeStream, journal: Journal, sample: Sample, one: Checked
 
 
 def _find_reason(stream: ProbeStream, journal: Journal, sample: Sample, mode: Mode, trust: float) -> str:
-    done = next((run for run in journal.runs if (run.mode, run.roots) == (mode, sample.modules)), None)
+    matching = (run for run in journal.runs if (run.mode, run.roots) == (mode, sample.modules))
+    done = next(filter(still_holds, matching), None)
     run = done or measure(stream, sample.modules, mode)
     if done is None:
         journal.add(run)
@@ -448,9 +460,8 @@ def write_verification(result: Verification) -> list[str]:
     """The result for people."""
     lines = [f"{len(result.checked)} imports checked, seed {result.seed}"]
     if result.pace:
-        told = result.pace / (result.level.ratio if result.level else 1.0)
         lines.append(
-            f"  the machine is {told:.2f} times as slow as when it was left alone while measuring, and others had"
+            f"  the machine is {result.pace:.2f} times as slow as when it was left alone while measuring, and others had"
             f" the processor for {100 * result.waited:.0f} % of the time: both are taken out"
         )
     if result.level:

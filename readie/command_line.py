@@ -126,6 +126,11 @@ class Check(Answer, frozen=True, kw_only=True):
     way_out: str = ""
 
 
+def seconds_ahead(clock_s: float, began_s: float, ended_s: float) -> float:
+    """How far a clock, asked between two moments of this machine's, is ahead for certain; below 0: it is behind."""
+    return clock_s - min(max(clock_s, began_s), ended_s)
+
+
 class Doubt(ReadieError):
     """What was found works, and may not be what is meant: a warning."""
 

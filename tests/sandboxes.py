@@ -10,7 +10,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -186,6 +187,15 @@ def run(
         ties = Ties(stop=stop or own_stop, on_output=note, grow=grow, permit=permit)
         ran.result = run_call(runtime, spec, call, ties, arrived=time.monotonic())
     return ran
+
+
+def read_command_lines(folders: Iterable[Path]) -> list[bytes]:
+    """Of these processes' folders in /proc, as far as they have not ended meanwhile."""
+    lines = []
+    for folder in folders:
+        with suppress(OSError):
+            lines.append((folder / "cmdline").read_bytes())
+    return lines
 
 
 def alive(pid: int) -> bool:

@@ -318,7 +318,7 @@ def sandboxes_of(line: Line, name: str) -> list[int]:
 class TestPlacements:
     """Calls are carried out as the router orders, and what came of them is sent, whatever that is."""
 
-    def test_a_call_is_restored_ten_times_faster_than_cold(self, ready: Line) -> None:
+    def test_a_restored_call_does_not_wait_for_imports(self, ready: Line) -> None:
         """The sandbox is a clone of the checkpoint that the router chose; every phase is in the result."""
         warm = [end(remote(use_slow).submit()) for _ in range(3)]
         cold = end(remote(use_slow, cold=True).submit())
@@ -333,9 +333,7 @@ class TestPlacements:
         )
         assert cold.started
         assert (cold.started.how, cold.started.fallback) == ("cold", None)
-        fastest = min(result.phases.ready for result in warm)
-        assert cold.phases.ready > 10 * fastest
-        assert cold.phases.imports >= 0.4
+        assert min(result.phases.imports for result in warm) < 0.4 <= cold.phases.imports  # what importing it takes
         for result in (*warm, cold):
             assert 0 < result.phases.restore <= result.phases.ready
 

@@ -346,6 +346,41 @@ class TestResuming:
         assert not any("run analyze again" in warning for warning in rest.info.warnings)
 
 
+def put_out_of_memory(file: Path) -> None:
+    """Has the kernel forget what the file holds, as it does by itself with what nobody reads."""
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+class TestColdFiles:
+    """What is timed are imports of files that are in memory."""
+
+    @pytest.mark.parametrize(("mode", "processes"), [("time", 2), ("plain", 2), ("memory", 1), ("edges", 1)])
+    def test_one_that_read_from_the_disk_is_made_again(self, tmp_path: Path, mode: Mode, processes: int) -> None:
+        """Where time counts: of the two processes the second, which reads nothing, is measured."""
+        source = """
+            import os, pathlib
+            pathlib.Path(__file__).with_name("data").read_bytes()
+            with pathlib.Path(os.environ["XDG_CACHE_HOME"], "count").open("ab") as file: file.write(b".")
+        """
+        rootfs = make_rootfs(tmp_path / "rootfs", package("reader", source))
+        data = site_of(rootfs) / "reader" / "data"
+        data.write_bytes(b"x" * 2_000_000)
+        put_out_of_memory(data)
+        with ProbeStream(sandbox_of(rootfs)) as stream:
+            first = stream.ask(["reader"], "plain")
+            assert first.ok
+            if first.disk_mb == 0:
+                pytest.skip("the files lie in memory only, as on a tmpfs")
+            put_out_of_memory(data)
+            run = measure(stream, ("reader",), mode)
+
+        assert run.failure is None
+        assert (rootfs / "var" / "cache" / "count").stat().st_size == 1 + processes
+        assert run.cold == (processes == 1)
+
+
 class TestStreams:
     """Each core but one has a stream of processes; what is measured does not depend on how many there are."""
 

@@ -208,7 +208,7 @@ def test_waiting_ends_in_time(client: httpx.Client, worker: str) -> None:
     answer = client.get(f"/v1/workers/{worker}/placements", params={"wait": 0.3})
 
     assert answer.json() == {"run": [], "cancel": [], "end_sessions": []}
-    assert 0.3 <= time.monotonic() - started_at < 5
+    assert time.monotonic() - started_at >= 0.3
 
 
 def test_a_call_waits_for_room_as_long_as_its_queue_timeout(client: httpx.Client, worker: str) -> None:
@@ -235,7 +235,7 @@ def test_a_queue_timeout_ends(client: httpx.Client) -> None:
     started_at = time.monotonic()
 
     assert problem(client.post("/v1/calls", json=CALL | {"queue_timeout": 0.3})) == "no-workers"
-    assert 0.3 <= time.monotonic() - started_at < 5
+    assert time.monotonic() - started_at >= 0.3
 
 
 def test_cancelling(client: httpx.Client, worker: str) -> None:
@@ -312,8 +312,7 @@ def in_threads(client: httpx.Client, *tasks: Callable[[], Any], begun: bool = Tr
         if begun:
             wait_for(lambda: sessions(client)[0]["waiting"] == number)  # noqa: B023 - it is waited for here
         else:
-            wait_for(lambda: f"readie_calls_placing {number}.0" in client.get("/metrics").text)  # noqa: B023
-            time.sleep(0.3)  # until it is written down that it waits
+            wait_for(lambda: f"readie_calls_waiting {number}.0" in client.get("/metrics").text)  # noqa: B023
     return threads
 
 
@@ -375,7 +374,7 @@ def test_waiting_for_a_turn_ends(serve: Serve) -> None:
         started_at = time.monotonic()
         refused = client.post("/v1/calls", json=CALL | {"session_id": "s"})
 
-        assert 0.5 <= time.monotonic() - started_at < 5
+        assert time.monotonic() - started_at >= 0.5
         assert (refused.status_code, problem(refused)) == (503, "session-busy")
         assert refused.headers["retry-after"] == "1"
         assert sessions(client)[0]["waiting"] == 0

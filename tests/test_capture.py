@@ -241,10 +241,11 @@ class TestGeneration:
 
     @pytest.mark.usefixtures("captured")
     def test_the_next_plan_takes_the_last_manifests_alpha(self, out: Path) -> None:
-        """Of this flavor and runtime."""
-        assert last_alpha(out, Flavor.CPU, "fork") == read_manifest(out / "manifest.json").alpha_written
-        assert last_alpha(out, Flavor.GPU, "fork") is None
-        assert last_alpha(out, Flavor.CPU, "runsc") is None
+        """Of this flavor, runtime and CPU limit."""
+        assert last_alpha(out, Flavor.CPU, "fork", 0.0) == read_manifest(out / "manifest.json").alpha_written
+        assert last_alpha(out, Flavor.GPU, "fork", 0.0) is None
+        assert last_alpha(out, Flavor.CPU, "runsc", 0.0) is None
+        assert last_alpha(out, Flavor.CPU, "fork", 0.5) is None
 
     @pytest.mark.usefixtures("captured")
     def test_a_plan_of_the_same_input_is_taken(

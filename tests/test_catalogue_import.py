@@ -843,11 +843,11 @@ def test_files_may_take_longer_to_read_than_a_transaction_may_pause(
     write(tmp_path / "cpu.json", make_worked_example())
 
     def read_slowly(path: Path) -> Flavor | None:
-        time.sleep(1.5)
+        time.sleep(4.5)
         return peek_flavor(path)
 
     monkeypatch.setattr("app.catalogue.peek_flavor", read_slowly)
-    with closing(open_database(database_url, idle_s=1.0)) as database:
+    with closing(open_database(database_url, idle_s=4.0)) as database:
         load_catalogue_dir(database, tmp_path)
 
         assert len(imported(database)) == 1

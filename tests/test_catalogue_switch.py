@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,17 +155,22 @@ def test_a_request_holds_until_the_file_changes(router: Start) -> None:
 def test_the_router_serves_while_it_reads_and_loses_no_signal(router: Start) -> None:
     """A file of 100 MB is read; requests are answered meanwhile, and what a second SIGHUP is about is seen after it."""
     with router() as running:
-        text = json.dumps(priced(1, 1))
-        (running.folder / "cpu.json").write_text(" " * 100_000_000 + text)
-        running.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: running.said("reading CATALOGUE_DIR again"))
-        assert not running.said("CATALOGUE_DIR was read")
-        assert running.active() is None
-        write(running.folder / "gpu.json", priced(2, 2, "gpu"))
-        for _ in range(3):
+        for megabytes in (100, 400, 1600):  # should this process be kept waiting for longer than reading takes
+            for path in running.folder.iterdir():
+                path.unlink()
+            running.hang_up()
+            start = len(running.lines)
+            (running.folder / "cpu.json").write_text(" " * megabytes * 1_000_000 + json.dumps(priced(1, 1)))
             running.process.send_signal(signal.SIGHUP)
-        assert not running.said("CATALOGUE_DIR was read")
-        wait_until(lambda: len(running.said("CATALOGUE_DIR was read")) == 2)
+            wait_until(partial(running.said, "reading CATALOGUE_DIR again", start))
+            active = running.active()
+            write(running.folder / "gpu.json", priced(2, 2, "gpu"))
+            for _ in range(3):
+                running.process.send_signal(signal.SIGHUP)
+            if not running.said("CATALOGUE_DIR was read", start):
+                break
+        assert active is None
+        wait_until(lambda: len(running.said("CATALOGUE_DIR was read", start)) == 2)
 
         assert running.active() is not None
         assert running.active("gpu") == sha256_of(priced(2, 2, "gpu"))
@@ -237,7 +243,8 @@ def test_switching_under_load_fails_no_call_and_mixes_no_two_generations(databas
         switches = 0
         deadline = time.monotonic() + SECONDS
         for number in itertools.cycle([0, 5, 2, 7, 1, 4, 3, 6]):
-            if time.monotonic() > deadline and switches >= 12:
+            late = time.monotonic() - deadline
+            if late > 60 or (late > 0 and switches >= 12 and len(set(seen)) > 6):
                 break
             ask("POST", f"{url}/v1/catalogues", json=documents[number]).raise_for_status()
             sha256 = known[number - 1 if number % 2 else 0]["sha256"]

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -398,11 +397,10 @@ class TestPrograms:
         for name, text in files.items():
             write(tmp_path / name, text)
         Path("/proc/self/clear_refs").write_text("5")  # the peak is from now on
-        begun, before_kb = time.process_time(), read_peak()
+        before_kb = read_peak()
         corpus = collect_corpus([tmp_path])
-        took, more_kb = time.process_time() - begun, read_peak() - before_kb
+        more_kb = read_peak() - before_kb
 
-        assert took < 5
         assert more_kb < 100_000
         listed = {Path(error.path).name: error.error for error in corpus.errors}
         read = {Path(path).name for found in corpus.sets for path in found.sources}

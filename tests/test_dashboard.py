@@ -843,13 +843,16 @@ class TestEvents:
             ends: list[str] = []
 
             async def follow_to_the_end() -> None:
-                ends.extend([str(message.event) async for message in watch.follow()])
+                async for message in watch.follow():
+                    ends.append(str(message.event))  # noqa: PERF401 - it is looked at meanwhile
                 ends.append("end")
 
             following = asyncio.create_task(follow_to_the_end())
-            await asyncio.sleep(0.2)
+            async with asyncio.timeout(20):
+                while len(ends) < 4:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
             wake_ups.close()
-            await asyncio.wait_for(following, 5)
+            await asyncio.wait_for(following, 20)
             return told, seen, idle, ends
 
         told, seen, idle, ends = asyncio.run(watch_together())

@@ -210,10 +210,10 @@ def test_a_transaction_that_stalls_holds_up_nobody_for_long(database_url: str) -
 @pytest.mark.parametrize("kind", ["postgresql"], indirect=True)
 def test_a_transaction_that_may_pause_is_not_ended(database_url: str) -> None:
     """An import computes in the middle of its own."""
-    with closing(open_database(database_url, idle_s=1.0)) as database, closing(open_database(database_url)) as other:
+    with closing(open_database(database_url, idle_s=4.0)) as database, closing(open_database(database_url)) as other:
         with database.transaction() as connection:
             database.let_pause(connection, 60)
-            time.sleep(1.5)
+            time.sleep(4.5)
             add_row(connection)
         assert count_rows(other) == 1
 

@@ -21,7 +21,7 @@ from app.liveness import report_status
 from pipeline.doctor import Setup
 from pipeline.doctor import examine as examine_pipeline
 from pipeline.processes import Sandbox, describe
-from readie.command_line import Check, Doubt, check, report_checks
+from readie.command_line import Check, Doubt, check, report_checks, seconds_ahead
 from readie.errors import BadFile
 from readie.flavor import Flavor
 from readie.wire import HeldGeneration, WorkerStatus
@@ -397,3 +397,9 @@ def test_a_pipeline_without_a_root_filesystem(tmp_path: Path) -> None:
     assert "no such folder" in found["root filesystem"].found
     assert found["root filesystem"].way_out
     assert "probe" not in found
+
+
+@pytest.mark.parametrize(("clock", "ahead"), [(10.0, 0.0), (10.4, 0.0), (11.0, 0.0), (9.5, -0.5), (12.5, 1.5)])
+def test_a_clock_differs_by_what_is_certain(clock: float, ahead: float) -> None:
+    """Asked between two moments, it may have been read at any of these: a slow answer is no wrong clock."""
+    assert seconds_ahead(clock, 10.0, 11.0) == pytest.approx(ahead)

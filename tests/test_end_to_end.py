@@ -198,7 +198,7 @@ def test_a_call_runs_from_the_checkpoint_that_holds_what_it_imports(worker: obje
     assert call.status.result.started is not None
     assert call.status.result.started.how == "restored"
     assert call.status.result.started.checkpoint_id != "checkpoint_0"
-    assert call.status.result.phases.ready < 2 * LOAD_S  # both of them, cold
+    assert call.status.result.phases.imports < LOAD_S  # which a cold start takes for each
 
 
 def test_a_cold_call_imports_everything_anew(worker: object) -> None:
@@ -326,11 +326,10 @@ def test_a_worker_that_is_told_to_stop_finishes_its_call_and_takes_no_other(
         return "done"
 
     call = remote(work).submit()
-    wait_until(lambda: any(each.in_flight for each in workers(router)), Path(os.devnull))
-    time.sleep(0.5)
+    wait_until(lambda: call.status.state == "accepted", Path(os.devnull))
     worker.send_signal(signal.SIGTERM)
 
     assert call.result() == "done"
-    assert worker.wait(15) == 0
+    assert worker.wait(60) == 0
     with pytest.raises(NoWorkers):
         remote(len)("abc")

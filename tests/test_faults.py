@@ -135,6 +135,7 @@ class Faults:
             with open(starts, "a") as file:  # noqa: PTH123
                 file.write(name + "\n")
             time.sleep(seconds)
+            open(starts + ".ended", "a").close()  # noqa: PTH123
             return bytes(size) if size else name
 
         with at(url):
@@ -260,7 +261,7 @@ def test_a_router_is_killed_while_calls_run(patient: Faults) -> None:
     faults.worker(first[1], "one")
     with at(first[1]):
         assert remote(count, session_id="s")() == 1
-    call = faults.running(first[1], "a", 1.0)
+    call = faults.running(first[1], "a", 3.0)
     first[0].kill()
     first[0].wait()
     with at(second[1]):
@@ -280,7 +281,7 @@ def test_the_router_of_an_embedded_database_is_killed(embedded: Faults) -> None:
     faults.worker(router[1], "one")
     with at(router[1]):
         assert remote(count, session_id="s")() == 1
-        call = faults.running(router[1], "a", 1.5)
+        call = faults.running(router[1], "a", 3.0)
         router[0].kill()
         router[0].wait()
         router = faults.again(router)
@@ -318,7 +319,7 @@ def test_a_worker_is_killed_before_it_accepts(quick: Faults) -> None:
     faults, url = quick, quick.first[1]
     worker = faults.worker(url, "one")
     worker.send_signal(signal.SIGSTOP)
-    call = faults.submit(url, "a")
+    call = faults.submit(url, "a", queue_timeout=120)  # whatever the second worker takes to start
     faults.worker(url, "two")
     worker.kill()
 
@@ -336,7 +337,7 @@ def test_a_worker_is_killed_after_it_accepted(quick: Faults) -> None:
     faults, url = quick, quick.first[1]
     worker = faults.worker(url, "one")
     once = faults.running(url, "a", 60)
-    twice = faults.running(url, "b", 1.0, retry=True)
+    twice = faults.running(url, "b", 1.0, retry=True, queue_timeout=120)
     worker.kill()
     faults.worker(url, "two")
 
@@ -354,7 +355,8 @@ def test_a_worker_is_killed_while_it_sends_a_result(quick: Faults, size: int) ->
     worker = faults.worker(url, "one")
     call = faults.running(url, "a", 1.0, size=size)
     router.send_signal(signal.SIGSTOP)
-    time.sleep(3.0)  # it has ended, and what fits into the socket is sent
+    wait_for(faults.starts.with_suffix(".ended").exists)
+    time.sleep(2.0)  # what fits into the socket is sent
     worker.kill()
     worker.wait()
     router.send_signal(signal.SIGCONT)

@@ -473,7 +473,7 @@ def test_a_copy_that_goes_on_importing_counts_nothing(runtime: ForkRuntime) -> N
 
 def test_a_module_that_is_loaded_twice_costs_both(runtime: ForkRuntime) -> None:
     """Its time is the sum, for that is what its importer's users wait."""
-    assert figures(probe(runtime, "h_twice"))["slow"] == pytest.approx(0.2, abs=0.08)
+    assert figures(probe(runtime, "h_twice"))["slow"] >= 0.19
 
 
 def test_edges_are_seen_past_other_import_functions(runtime: ForkRuntime) -> None:
@@ -689,7 +689,7 @@ def analysed(tmp_path_factory: pytest.TempPathFactory) -> Measurements:
         (folder / name).mkdir()
     (folder / "out" / "corpus.jsonl").touch()
     places = ["--rootfs", str(rootfs), "--out", str(folder / "out")]
-    limits = ["--timeout", "1", "--memory", "200Mi", "--repeats", "1"]
+    limits = ["--timeout", "5", "--memory", "200Mi", "--repeats", "1"]
     command = [sys.executable, "-m", "pipeline", "analyze"]
     subprocess.run(
         [*command, *places, *limits],
@@ -713,7 +713,7 @@ class TestAnalysis:
             "sp_c": ("timeout", "spoiler"),
             "en_a": ("no-result", "ender"),
         }
-        assert listed["sp_c"].detail == "it took longer than 1 s"
+        assert listed["sp_c"].detail == "it took longer than 5 s"
 
     def test_everything_else_is_measured(self, analysed: Measurements) -> None:
         """Also what shares a process with a spoiler, and what only a failed one imports."""

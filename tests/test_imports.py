@@ -143,14 +143,13 @@ def test_source_that_cannot_be_read_is_listed_with_its_error(name: str) -> None:
     assert found.errors or name not in LISTED
 
 
-def test_source_over_the_size_limit_is_listed_and_not_parsed() -> None:
+def test_source_over_the_size_limit_is_listed_and_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A source of 24 MB costs no time."""
     source = "import einops\n" + "V = 1\n" * 4_000_000
-    started = time.thread_time()
+    monkeypatch.setattr("ast.parse", lambda *_: pytest.fail("it was parsed"))
     found = imports_of_source(source, "big.py")
 
     assert len(source) > MAX_SOURCE
-    assert time.thread_time() - started < 0.1
     assert [(error.filename, error.kind) for error in found.errors] == [("big.py", "OverLimit")]
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -42,18 +42,37 @@ OPTIONS = ("--repeats", 2, "--max-repeats", 2, "--alpha", "0.0001", "--max-check
 #: Intervals are made tighter, and alpha comes from a calibration.
 LONGER_OPTIONS = ("--repeats", 2, "--max-repeats", 4, "--max-checkpoints", 2)
 
-#: Forks a process for each line (as JSON, a file for stderr and arguments), which runs the command line: no start takes
-#: a second. Ballast is small here, for what is timed does not matter.
+#: Forks a process for each line (as JSON: a file for stderr, where it stands still, and arguments), which runs the command
+#: line: no start takes a second. Ballast is small here, for what is timed does not matter. A process stands still before
+#: it says something, or writes more than so many lines of a journal: until it is killed, however late that comes.
 STARTER = """
-import json, os, sys
-import pipeline.capture
+import json, os, signal, sys
+import pipeline.analyze, pipeline.capture, pipeline.cli, pipeline.progress
 import pipeline.report_page  # plots take a second to load
 from pipeline.cli import main
 pipeline.capture.BALLAST_MB = (0, 10)
+
+def stand_still(module, name, is_far):
+    original = getattr(module, name)
+    def go_on(*args):
+        while is_far(*args):
+            signal.pause()
+        return original(*args)
+    setattr(module, name, go_on)
+
+def is_full(writer, _):
+    lines = writer.path.read_bytes().count(b"\\n") if writer.path.exists() else 0
+    return lines >= journals.get(writer.path.name, lines + 1)
+
 for line in sys.stdin:
     pid = os.fork()
     if pid == 0:
-        said, *arguments = json.loads(line)
+        said, still, *arguments = json.loads(line)
+        text, journals = json.loads(still)
+        stand_still(pipeline.analyze.Journal, "add", is_full)
+        stand_still(pipeline.capture.Captures, "_note", is_full)
+        for module in (pipeline.progress, pipeline.cli):
+            stand_still(module, "say", lambda words: text is not None and words.startswith(text))
         sys.argv = ["readie-pipeline", *arguments]
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
@@ -84,14 +103,18 @@ def run(
     kill_when: Callable[[], bool] | None = None,
     kill_after: float = 0.0,
     said: Path = Path(os.devnull),
+    still_before: str | None = None,
+    most_lines: Mapping[str, int] | None = None,
 ) -> int:
     """Runs a command and returns its wait status; kills it so many seconds after it has come as far as that.
 
-    What it says on stderr is in `said`.
+    What it says on stderr is in `said`. It stands still before it says `still_before`, and before a journal has more
+    than `most_lines` of its name.
     """
     assert starter.stdin is not None
     assert starter.stdout is not None
-    starter.stdin.write(msgspec.json.encode([str(one) for one in (said, *arguments)]).decode() + "\n")
+    still = msgspec.json.encode((still_before, most_lines or {})).decode()
+    starter.stdin.write(msgspec.json.encode([str(one) for one in (said, still, *arguments)]).decode() + "\n")
     starter.stdin.flush()
     pid = int(starter.stdout.readline())
     if kill_when is not None:
@@ -120,7 +143,7 @@ def killed(
 ) -> tuple[Path, list[dict[str, list[bytes]]]]:
     """The work folder of a generation that was killed ten times and then finished, and its journals after each kill.
 
-    Each comes a moment after what it waits for: in the middle of whatever is next.
+    Each comes a moment after what it waits for: in the middle of whatever is next, and one line or two later at most.
     """
     folder = tmp_path_factory.mktemp("killed")
     rootfs, out = make_rootfs(folder / "rootfs", PACKAGES), folder / "out"
@@ -131,11 +154,13 @@ def killed(
     moments = random.Random(9)
     for name in KILLS:
         known = len(journals[-1][name]) if name else 0
+        most = {name or MEASURED: known + 2 if name else len(journals) + 1}
 
         def is_further(name: str | None = name, known: int = known) -> bool:
             return name is None or len(whole_lines(out / name)) > known
 
-        status = run(starter, *arguments, kill_when=is_further, kill_after=moments.uniform(0.0, 0.1 if name else 0.5))
+        after = moments.uniform(0.0, 0.1 if name else 0.5)
+        status = run(starter, *arguments, kill_when=is_further, kill_after=after, most_lines=most)
         assert status == signal.SIGKILL
         journals.append({name: whole_lines(out / name) for name in JOURNALS})
     assert run(starter, *arguments) == 0
@@ -224,7 +249,7 @@ STAGES = (
     ("Planning with", None),
     ("Writing the catalogue", None),
 )
-#: The stage after each: a kill came too late if that has begun.
+#: What is said next, after each.
 NEXT = ("Calibrating alpha", "Planning with", "Capturing", "the same as a page")
 
 
@@ -249,8 +274,7 @@ def killed_later(
             begun = said.exists() and stage in said.read_text()
             return begun and (journal is None or len(whole_lines(out / journal)) > known)
 
-        assert run(starter, *arguments, kill_when=is_there, said=said) == signal.SIGKILL
-        assert after not in said.read_text()
+        assert run(starter, *arguments, kill_when=is_there, said=said, still_before=after) == signal.SIGKILL
         journals.append({name: whole_lines(out / name) for name in JOURNALS})
     assert run(starter, *arguments) == 0
     return out, journals

@@ -1,15 +1,17 @@
 """`verify`: predictions are held to fresh imports, and each outlier says why it is one."""
 
+import platform
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.analyze import Figure, MeasurementInfo, Measurements, Node, Run
 from pipeline.measurement import MeasuredItem
-from pipeline.processes import Mode
+from pipeline.processes import Mode, ProbeFailure
 from pipeline.verify import (
     FROM_S,
     OUTLIER_S,
@@ -29,6 +31,7 @@ from pipeline.verify import (
     verify,
     write_verification,
 )
+from readie.errors import BadRequest
 from readie.flavor import Flavor
 from readie.manifest import Host
 from tests.tiny import asks, make_rootfs, sandbox_of
@@ -48,7 +51,7 @@ PACKAGES = {
         """
     },
 }
-HOST = Host("fork", "1", "3.11.7", 1, "f" * 64, "d" * 64, "c" * 64)
+HOST = Host("fork", "1", platform.python_version(), 1, "f" * 64, "d" * 64, "c" * 64)
 
 
 def item(key: str, seconds: float, size_mb: float = 0.0, *needs: str) -> MeasuredItem:
@@ -101,7 +104,7 @@ class TestReality:
         steady = next(one for one in verified.checked if one.modules == ("steady",))
 
         assert steady.predicted_s == 0.05
-        assert 0.05 <= steady.clock_s < 0.3
+        assert steady.clock_s >= 0.05
         assert ("steady",) not in {one.modules for one in verified.outliers if one.unit == "MB"}
 
     def test_a_figure_that_is_wrong_is_named(self, verified: Verification) -> None:
@@ -137,6 +140,41 @@ class TestReality:
 
         assert sum(line.startswith("  outlier: ") for line in lines) == len(verified.outliers) >= 3
         assert lines[-1].startswith("  failed: broken: import broken: RuntimeError: not today")
+
+
+def test_measurements_of_another_cpu_limit_are_refused(rootfs: Path, tmp_path: Path) -> None:
+    """Nothing is imported: what a process may use would be taken for an error of the prediction."""
+    info = msgspec.structs.replace(WRONG.info, host=msgspec.structs.replace(HOST, cpus=0.5))
+    with pytest.raises(BadRequest, match=r"with SANDBOX_CPUS 0\.5"):
+        verify(sandbox_of(rootfs), Measurements(info, WRONG.items, WRONG.figures), [], tmp_path, count=1, seed=1)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+class TestFailures:
+    """An import that sometimes fails is told apart from one that met a limit."""
+
+    GOOD = Run("plain", ("m",), 0.1, 0.1, [])
+
+    @staticmethod
+    def ended(kind: str) -> Run:
+        return Run("plain", ("m",), 0.1, 0.1, [], failure=ProbeFailure(kind, f"it was {kind}"))
+
+    @pytest.mark.parametrize("kind", ["raised", "signal", "exit"])
+    def test_one_that_failed_once_has_failed(self, kind: str) -> None:
+        """Successes of other processes do not hide it, and it is tried no more."""
+        sample = Sample(("m",), {}, [self.GOOD], [self.ended("timeout"), self.ended(kind)])
+
+        assert (sample.is_broken, sample.failure) == (True, f"it was {kind}")
+
+    @pytest.mark.parametrize("kind", ["timeout", "memory", "no-result"])
+    def test_a_limit_counts_only_where_it_is_met_every_time(self, kind: str) -> None:
+        """It is tried again until then."""
+        always = Sample(("m",), {}, [], [self.ended(kind)])
+        once = Sample(("m",), {}, [self.GOOD], [self.ended(kind)])
+
+        assert (always.is_broken, always.failure) == (False, f"it was {kind}")
+        assert (once.is_broken, once.failure) == (False, "")
 
 
 class TestChoosing:
@@ -353,7 +391,7 @@ def test_the_pace_of_the_machine_is_told() -> None:
         none,
         none,
         none,
-        1.25 * 1.0625,
+        1.25,
         0.5,
         [Outlier(("a",), "s", 1.0, 2.0, "so it is")],
         level=Level([("b",), ("c",), ("d", "e")], 1.0625, 0.025),

@@ -16,7 +16,7 @@ from uuid import uuid4
 import httpx
 
 from readie.client import ClientSettings
-from readie.command_line import Check, Doubt, check
+from readie.command_line import Check, Doubt, check, seconds_ahead
 from readie.errors import BadSetting, ReadieError, RuntimeUnavailable, Unauthorized, UnknownWorker
 from readie.flavor import Flavor, check_gpu
 from readie.http import connection, read_answer, unreachable
@@ -223,7 +223,7 @@ def _reach(settings: WorkerSettings, ahead: list[float]) -> str:
     with closing(router.http):
         answer = router.ask("GET", "/health")
     if "date" in answer.headers:
-        ahead.append(parsedate_to_datetime(answer.headers["date"]).timestamp() + 0.5 - (began + time.time()) / 2)
+        ahead.append(seconds_ahead(parsedate_to_datetime(answer.headers["date"]).timestamp() + 0.5, began, time.time()))
     return f"{settings.router_url} answers in {1000 * (time.time() - began):.0f} ms"
 
 

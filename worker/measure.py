@@ -40,6 +40,7 @@ class Whole(msgspec.Struct):
     wall_s: float
     cpu_s: float
     waited_s: float
+    disk_mb: float
     rss_mb: float
     network: str
     failure: dict[str, str] | None
@@ -76,7 +77,7 @@ def measure(runtime: Runtime, request: ProbeRequest, *, timeout: float, memory: 
 
 
 def _nothing() -> dict[str, Any]:
-    unknown = ("wall_s", "cpu_s", "waited_s", "pace_s", "rss_mb", "threads", "network")
+    unknown = ("wall_s", "cpu_s", "waited_s", "disk_mb", "pace_s", "rss_mb", "threads", "network")
     return {**dict.fromkeys(unknown), "modules": []}
 
 
