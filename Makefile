@@ -7,6 +7,8 @@ OUT ?= generation/$(FLAVOR)
 ROOTFS ?= .demo/rootfs
 CORPUS ?= demo/corpus
 RUNTIME ?= fork
+SECONDS ?= 600
+PACKAGES ?= 5000
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -46,12 +48,13 @@ screenshots: setup ## draw docs/images/ anew, from the demo's data; needs Chromi
 scale: setup ## the tests that take long: the 400 MB catalogue, the planner, hundreds of sandboxes
 	@$(BIN)/pytest -m scale $(T)
 
-soak: setup ## ten minutes of calls through three routers, then ten more while routers and agents are killed
-	cd $(CURDIR) && $(BIN)/python -m benchmarks.soak --seconds 600
-	cd $(CURDIR) && $(BIN)/python -m benchmarks.soak --seconds 600 --kill-every 30
+soak: setup ## ten minutes of calls through three routers, then ten more while routers and agents are killed (SECONDS=30: briefly)
+	cd $(CURDIR) && $(BIN)/python -m benchmarks.soak --seconds $(SECONDS)
+	cd $(CURDIR) && $(BIN)/python -m benchmarks.soak --seconds $(SECONDS) --kill-every 30
 
-bench: setup ## measure speed against the usual practice and the limit, into benchmarks/results.jsonl; then the dashboard's pages in Chromium
-	@failed=0; $(BIN)/python benchmarks/run.py || failed=1; $(BIN)/python -m benchmarks.pages || failed=1; exit $$failed
+bench: setup ## measure speed against the usual practice and the limit, into benchmarks/results.jsonl; then the dashboard's pages in Chromium (PACKAGES=250: 1 MB)
+	@failed=0; $(BIN)/python benchmarks/run.py --packages $(PACKAGES) || failed=1; \
+	$(BIN)/python -m benchmarks.pages --packages $(PACKAGES) || failed=1; exit $$failed
 
 check: setup ## lint, format and types
 	$(BIN)/ruff check

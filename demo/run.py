@@ -73,23 +73,30 @@ def step(text: str) -> None:
     console.print(f"[bold]{text}[/bold]")
 
 
+def hash_packages() -> str:
+    """What a root filesystem was made from."""
+    return hashlib.sha256((HERE / "requirements.lock").read_bytes() + sys.version.encode()).hexdigest()
+
+
 def build_rootfs() -> None:
     """A root filesystem that stands alone, as gVisor needs, unless it is there already."""
-    if (ROOTFS / "etc/readie/rootfs.json").exists():
+    stamp = ROOTFS.with_suffix(".made-from")  # beside it: it is what its digest says, and nothing else
+    if stamp.exists() and stamp.read_text() == hash_packages():
         step("1. Root filesystem: there already")
         return
     step(f"1. Root filesystem: one that stands alone (.demo/{ROOTFS.name})")
+    shutil.rmtree(ROOTFS, ignore_errors=True)
     command = [str(BIN / "readie-pipeline"), "rootfs", "--out", str(ROOTFS), str(HERE / "requirements.lock")]
     if subprocess.run(command, check=False).returncode:
         raise Unavailable("readie-pipeline rootfs failed; its message is above", "Is an index reachable?")
+    stamp.write_text(hash_packages())
 
 
 def make_rootfs() -> None:
     """A virtual environment of its own with the demo's packages, unless it is there already."""
     lock = HERE / "requirements.lock"
     stamp = ROOTFS / "readie-demo"
-    digest = hashlib.sha256(lock.read_bytes() + sys.version.encode()).hexdigest()
-    if stamp.exists() and stamp.read_text() == digest:
+    if stamp.exists() and stamp.read_text() == hash_packages():
         step("1. Root filesystem: there already")
         return
     step("1. Root filesystem: a virtual environment with its own packages (.demo/rootfs)")
@@ -121,7 +128,7 @@ def make_rootfs() -> None:
         raise Unavailable(
             "pip could not install the demo's packages:\n" + "".join(lines[-5:]), "Is an index reachable?"
         )
-    stamp.write_text(digest)
+    stamp.write_text(hash_packages())
     console.print(f"   {count} distributions")
 
 

@@ -3,15 +3,16 @@
 import ast
 import re
 import shlex
-import subprocess
 from contextlib import closing
 from pathlib import Path
 
 import click
 import pytest
 
+from benchmarks.bench import KINDS
+from benchmarks.run import BENCHMARKS
 from tests.commands import COMMANDS
-from tests.pages import ROOT, Terminal, clone_project, without_make
+from tests.pages import ROOT, Terminal, clone_project
 from tests.test_docs import PAGES
 
 #: What begins a command, as opposed to a name that stands alone.
@@ -23,7 +24,7 @@ RUN_BY = {
     "alembic upgrade head": "test_migrations.py::test_alembic_upgrades_from_a_checkout",
     "apt-get install -t bookworm-backports runsc": ".ci/run",
     "git tag --annotate v1.2.0 --message 'Readie 1.2.0'": "test_packaging.py::test_the_version_is_the_last_tag_s",
-    "make bench": "test_sentences.py::test_what_takes_long_starts_what_the_tests_run",
+    "make bench": "test_sentences.py::test_targets_that_take_long_do_what_they_say_on_little",
     "make build": "test_sentences.py::test_targets_of_make_do_what_they_say",
     "make capture": "test_made_again.py::test_a_catalogue_is_made_as_its_page_says",
     "make capture FLAVOR=cpu": "test_made_again.py::test_a_catalogue_is_made_as_its_page_says",
@@ -34,14 +35,14 @@ RUN_BY = {
     "make demo": ".ci/run",
     "make demo RUNTIME=runsc": "test_scale_sandboxes.py::test_the_demo_runs_in_gvisor",
     "make docs": "test_sentences.py::test_targets_of_make_do_what_they_say",
-    "make guides": "test_sentences.py::test_what_takes_long_starts_what_the_tests_run",
+    "make guides": "test_sentences.py::test_targets_that_take_long_do_what_they_say_on_little",
     "make help": "test_sentences.py::test_targets_of_make_do_what_they_say",
     "make resources": ".ci/run",
-    "make scale": "test_sentences.py::test_what_takes_long_starts_what_the_tests_run",
-    "make scale T=tests/test_scale_planner.py": "test_sentences.py::test_what_takes_long_starts_what_the_tests_run",
-    "make screenshots": "test_sentences.py::test_what_takes_long_starts_what_the_tests_run",
+    "make scale": "test_sentences.py::test_targets_that_take_long_do_what_they_say_on_little",
+    "make scale T=tests/test_scale_planner.py": "test_sentences.py::test_targets_that_take_long_do_what_they_say_on_little",
+    "make screenshots": "test_sentences.py::test_targets_that_take_long_do_what_they_say_on_little",
     "make site": "test_sentences.py::test_targets_of_make_do_what_they_say",
-    "make soak": "test_sentences.py::test_what_takes_long_starts_what_the_tests_run",
+    "make soak": "test_sentences.py::test_targets_that_take_long_do_what_they_say_on_little",
     "make test": ".ci/run",
     "openssl rand -hex 32": "test_tutorial.py::test_three_routers_serve_one_cluster",
     "pip install readie": "test_packaging.py::test_pip_installs_what_the_extras_ask_for",
@@ -88,7 +89,7 @@ def test_what_runs_it_is_there(command: str) -> None:
         return
     source = (ROOT / "tests" / place).read_text()
     functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
-    tests = [ast.get_source_segment(source, node) or "" for node in functions if node.name == name or not name]
+    tests = [ast.get_source_segment(source, node) or "" for node in functions if node.name == name]
 
     assert tests
     if program.startswith("readie-"):
@@ -105,28 +106,19 @@ def test_its_options_are_the_program_s(command: str) -> None:
     definition.make_parser(click.Context(definition)).parse_args(arguments)
 
 
-def test_what_takes_long_starts_what_the_tests_run() -> None:
-    """Hours of measuring are not for each run of the tests: what these targets start, tests run by parts."""
-
-    def started_by(*arguments: str) -> str:
-        command = ["make", "--dry-run", *arguments]
-        return subprocess.run(command, cwd=ROOT, env=without_make(), capture_output=True, text=True, check=True).stdout
-
-    assert "pytest -m scale tests\n" in started_by("scale")
-    assert "pytest -m scale tests/test_scale_planner.py\n" in started_by("scale", "T=tests/test_scale_planner.py")
-    assert "TUTORIAL_WHOLE=1 .venv/bin/pytest -m guides\n" in started_by("guides")
-    assert "SCREENSHOTS=1 .venv/bin/pytest tests/test_browser.py\n" in started_by("screenshots")
-    assert re.findall(r"-m (benchmarks\.\w+)", started_by("soak")) == ["benchmarks.soak", "benchmarks.soak"]
-    assert re.findall(r"(?:-m )?benchmarks[./](\w+)", started_by("bench")) == ["run", "pages"]
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clean clone of the project."""
+    folder = tmp_path_factory.mktemp("targets") / "readie"
+    clone_project(folder)
+    return folder
 
 
 @pytest.mark.guides
 @pytest.mark.timeout(900)
-def test_targets_of_make_do_what_they_say(tmp_path: Path) -> None:
-    """In a clean clone: the list, the reference as it was, the site, and the two distributions."""
-    folder = tmp_path / "readie"
-    clone_project(folder)
-    with closing(Terminal(folder, {}, {})) as terminal:
+def test_targets_of_make_do_what_they_say(clone: Path) -> None:
+    """The list, the reference as it was, the site, and the two distributions."""
+    with closing(Terminal(clone, {}, {})) as terminal:
         listed = terminal.run("make help")
         terminal.run("make docs\nmake site\nmake build")
         changed = terminal.run("git status --porcelain --untracked-files=no")
@@ -134,5 +126,27 @@ def test_targets_of_make_do_what_they_say(tmp_path: Path) -> None:
     targets = re.findall(r"^([a-z]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert [line.split()[0] for line in listed.splitlines()] == targets
     assert changed == ""
-    assert (folder / "build" / "site" / "index.html").is_file()
-    assert sorted(path.suffix for path in (folder / "dist").iterdir()) == [".gz", ".whl"]
+    assert (clone / "build" / "site" / "index.html").is_file()
+    assert sorted(path.suffix for path in (clone / "dist").iterdir()) == [".gz", ".whl"]
+
+
+@pytest.mark.guides
+@pytest.mark.timeout(1800)
+def test_targets_that_take_long_do_what_they_say_on_little(clone: Path) -> None:
+    """Seconds of calls, a catalogue of 1 MB, a part of the tests; the pictures are drawn whole, after the demo."""
+    drawn = sorted((clone / "docs" / "images").iterdir())
+    before = [picture.stat().st_mtime_ns for picture in drawn]
+    part = "PYTEST_ADDOPTS='-k {}' make {}"
+    with closing(Terminal(clone, {}, {})) as terminal:
+        soaked = terminal.run("make soak SECONDS=20")
+        measured = terminal.run("make bench PACKAGES=250 || test $? = 2")  # a target may be missed, and is said to be
+        scaled = terminal.run(part.format("crowd.py", "scale T=tests/test_benchmarks.py"))
+        guided = terminal.run(part.format("README", "guides"))
+        terminal.run("make screenshots", seconds=1500)
+
+    assert soaked.count('"wrong": []') == 2
+    assert set(BENCHMARKS) <= set(re.findall(r"^--- (\w+)$", measured, re.MULTILINE))
+    assert all(f"| {kind} |" in measured for kind in KINDS)
+    assert (" 1 passed" in scaled, " 1 passed" in guided) == (True, True)
+    assert sorted((clone / "docs" / "images").iterdir()) == drawn
+    assert all(picture.stat().st_mtime_ns > old for picture, old in zip(drawn, before, strict=True))
