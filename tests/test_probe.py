@@ -80,6 +80,16 @@ GRAPH = {
             pass
     """,
     "second_asker": "import asker, slow_leaf",
+    "shelf": """
+        def __getattr__(name):
+            import importlib
+            value = globals()[name] = getattr(importlib.import_module("shelf." + name.lower()), name)
+            return value
+    """,
+    "shelf/book.py": "class Meta(type): pass\nclass Book(metaclass=Meta): pass",
+    "shelf/lend.py": "def Lend(): pass",
+    "first_reader": "from shelf import Book, Lend",
+    "second_reader": "import first_reader\nfrom shelf import Book, Lend",
     "star": "from deep.middle import *\nfrom starred import *",
     "starred": "__all__ = ['one']",
     "starred/one.py": "",
@@ -375,6 +385,14 @@ def test_compiled_code_asks_too(probe: Probe) -> None:
 def test_a_star_import_asks_for_the_modules_that_it_takes(probe: Probe) -> None:
     """Submodules that `__all__` names are loaded, and asked for."""
     assert {"starred", "starred.one", "deep.middle"} <= set(probe.figures("star", mode="edges")["star"])
+
+
+def test_what_a_package_loads_when_it_is_asked_for_is_asked_for_by_each_who_takes_it(probe: Probe) -> None:
+    """Also by the second: a class or function comes from the module that defines it, whoever had that loaded."""
+    asks = probe.figures("second_reader", mode="edges")
+
+    assert {"shelf", "shelf.book", "shelf.lend"} <= set(asks["first_reader"])
+    assert asks["second_reader"] == ["first_reader", "shelf", "shelf.book", "shelf.lend"]
 
 
 def test_imports_in_other_threads_are_seen(probe: Probe) -> None:

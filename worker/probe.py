@@ -33,7 +33,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, NoReturn
 
 ROOM = 64 * 1024 * 1024  # of the result file; only what is written takes any
@@ -210,6 +210,19 @@ def name_type(value: object) -> str:
     return name
 
 
+def find_home(module: ModuleType, name: str) -> str:
+    """The module that defines the class or function of that name in `module`; "" for anything else."""
+    try:
+        value = object.__getattribute__(module, "__dict__").get(name)
+        if issubclass(type(value), type):
+            home = type.__getattribute__(value, "__module__")  # past what its metaclass does
+        else:
+            home = value.__module__ if type(value) is FunctionType else ""
+    except AttributeError:
+        return ""
+    return home if type(home) is str else ""
+
+
 class Frame:
     """A module that is being loaded, and what the loads within it took."""
 
@@ -380,8 +393,12 @@ class Hook:
             except AttributeError:
                 taken = ()
         for part in taken:
-            if isinstance(part, str) and f"{name}.{part}" in modules:
+            if not isinstance(part, str):
+                continue
+            if f"{name}.{part}" in modules:
                 self.ask(f"{name}.{part}")
+            elif (home := find_home(modules[name], part)).startswith(f"{name}.") and home in modules:
+                self.ask(home)  # a package that loads its parts when they are asked for may have loaded it before
 
     # -- the end --
 
