@@ -929,13 +929,14 @@ class TestMap:
                 raise ValueError(x)
             sleep()
 
-        started = time.monotonic()
         with pytest.raises(ValueError, match="1"):
             f.map(range(20), in_flight=3)
 
-        assert time.monotonic() - started < 20
         assert len(router.calls) <= 4
-        assert all(call.result for call in router.calls.values())
+        assert sorted(call.result.outcome for call in router.calls.values() if call.result) == [
+            *["cancelled"] * (len(router.calls) - 1),
+            "raised",
+        ]
 
     def test_interrupt_cancels_all_that_run(self, router: Router) -> None:
         """Ctrl-C leaves nothing behind."""

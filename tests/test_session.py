@@ -51,6 +51,7 @@ from readie.wire import (
 )
 from tests import placement_oracle as oracle
 from tests.catalogues import make_worked_example, read
+from tests.sandboxes import wait_for
 
 GIB = 2**30
 SETTINGS = RouterSettings()
@@ -557,6 +558,13 @@ def test_a_report_that_arrives_after_a_later_one_is_ignored(database: Database) 
     assert taken(database) == (0, 0)
 
 
+#: How many wait for a lock in this database.
+WAITING = """
+SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = pg_locks.database
+WHERE datname = current_database() AND NOT granted
+"""
+
+
 @pytest.mark.parametrize("kind", ["postgresql"], indirect=True)
 def test_a_database_that_stood_still_says_of_no_worker_that_it_is_silent(
     database: Database, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -571,7 +579,8 @@ def test_a_database_that_stood_still_says_of_no_worker_that_it_is_silent(
         with database.transaction() as connection:
             connection.execute(text("LOCK TABLE workers IN ACCESS EXCLUSIVE MODE"))
             locked.set()
-            time.sleep(3.0)
+            wait_for(lambda: connection.execute(text(WAITING)).scalar())
+            time.sleep(0.5)
 
     holder = threading.Thread(target=stand_still)
     holder.start()

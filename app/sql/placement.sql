@@ -91,15 +91,17 @@ checked AS MATERIALIZED (
         max_sandboxes = 0 OR sandboxes < max_sandboxes AS sandboxes_fit
     FROM loads
 ),
-best AS (
+counts AS (
     SELECT
-        worker_id,
-        flavor_fits AND memory_fits AND gpu_fits AND sandboxes_fit AS fits,
-        count(*) OVER () AS ready,
-        count(*) FILTER (WHERE NOT flavor_fits) OVER () AS other_flavor,
-        count(*) FILTER (WHERE flavor_fits AND NOT memory_fits) OVER () AS short_of_memory,
-        count(*) FILTER (WHERE flavor_fits AND NOT gpu_fits) OVER () AS short_of_gpu,
-        count(*) FILTER (WHERE flavor_fits AND NOT sandboxes_fit) OVER () AS "full"
+        count(*) AS ready,
+        count(*) FILTER (WHERE NOT flavor_fits) AS other_flavor,
+        count(*) FILTER (WHERE flavor_fits AND NOT memory_fits) AS short_of_memory,
+        count(*) FILTER (WHERE flavor_fits AND NOT gpu_fits) AS short_of_gpu,
+        count(*) FILTER (WHERE flavor_fits AND NOT sandboxes_fit) AS "full"
+    FROM checked
+),
+best AS (
+    SELECT worker_id, flavor_fits AND memory_fits AND gpu_fits AND sandboxes_fit AS fits
     FROM checked
     ORDER BY
         CASE WHEN flavor_fits AND memory_fits AND gpu_fits AND sandboxes_fit THEN 0 ELSE 1 END,
@@ -111,8 +113,9 @@ best AS (
     LIMIT 1
 )
 SELECT
-    best.*, workers.flavor, workers.markers, workers.base_bytes, workers.gpu_total_bytes
+    best.*, counts.*, workers.flavor, workers.markers, workers.base_bytes, workers.gpu_total_bytes
 FROM best
+CROSS JOIN counts
 JOIN workers ON workers.worker_id = best.worker_id;
 
 -- name: insert_calls
