@@ -1,8 +1,9 @@
 """The router keeps to its OpenAPI document: requests that it describes, and requests that it does not, get answers that
-it describes. A real router process over DuckDB, and requests made up by schemathesis.
+it describes. A real router process over each database, and requests made up by schemathesis.
 """
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import msgspec
@@ -23,6 +24,7 @@ from app.settings import RouterSettings
 from readie.errors import PREFIX, problems
 from readie.wire import Problem
 from tests.catalogues import make_worked_example
+from tests.conftest import KINDS, Cluster
 from tests.routers import ask, serving
 
 #: Requests of each kind (described, and not) for each operation.
@@ -51,13 +53,17 @@ class Served(NamedTuple):
     known: dict[str, str]
 
 
-@pytest.fixture(scope="module")
-def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+@pytest.fixture(scope="module", params=KINDS)
+def router(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A router with a catalogue, a worker, a call and a session."""
-    database_url = f"duckdb:///{tmp_path_factory.mktemp('contract') / 'readie.duckdb'}"
     tokens = {"AUTH_TOKEN": TOKEN, "WORKER_TOKEN": TOKEN}
     patience = {"WORKER_TTL": "3600", "SESSION_WAIT_TIMEOUT": "0.01"}
-    with serving(DATABASE_URL=database_url, **patience, **tokens) as (_, url, _):
+    with ExitStack() as stack:
+        database_url = f"duckdb:///{tmp_path_factory.mktemp('contract') / 'readie.duckdb'}"
+        if request.param == "postgresql":
+            cluster: Cluster = request.getfixturevalue("cluster")
+            database_url = stack.enter_context(cluster.lend())
+        _, url, _ = stack.enter_context(serving(DATABASE_URL=database_url, **patience, **tokens))
         ask("POST", f"{url}/v1/catalogues", json=make_worked_example(), headers=AUTHORIZED)
         ask("PUT", f"{url}/v1/workers/w", json=STATUS, headers=AUTHORIZED)
         placed = ask("POST", f"{url}/v1/calls", json=CALL, headers=AUTHORIZED).json()
