@@ -35,8 +35,10 @@ WITH held AS (
 ),
 taken AS (
     SELECT
-        worker_id, sum(memory_bytes) AS memory_bytes, sum(gpu_memory_bytes) AS gpu_bytes,
-        sum(sandboxes) AS sandboxes, sum(calls) AS calls
+        worker_id,
+        -- sums have no bound: what is more than any total is as good as this
+        CAST(least(sum(memory_bytes), 4611686018427387903) AS bigint) AS memory_bytes,
+        sum(gpu_memory_bytes) AS gpu_bytes, sum(sandboxes) AS sandboxes, sum(calls) AS calls
     FROM held
     GROUP BY worker_id
 ),
@@ -44,9 +46,7 @@ loads AS (
     SELECT
         workers.worker_id, workers.flavor, workers.max_sandboxes,
         workers.memory_total_bytes AS memory_total,
-        -- sums have no bound: what is more than any total is as good as this
-        workers.kept_memory_bytes
-            + CAST(least(coalesce(taken.memory_bytes, 0), 4611686018427387903) AS bigint) AS memory_taken,
+        workers.kept_memory_bytes + coalesce(taken.memory_bytes, 0) AS memory_taken,
         -- wide enough for any sum and for the products below
         CAST(workers.gpu_total_bytes AS decimal(38, 0)) AS gpu_total,
         CAST(workers.kept_gpu_memory_bytes + coalesce(taken.gpu_bytes, 0) AS decimal(38, 0)) AS gpu_taken,
