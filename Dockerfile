@@ -13,8 +13,8 @@ ARG VERSION=0.1.dev0
 RUN SETUPTOOLS_SCM_PRETEND_VERSION=$VERSION pip install --no-cache-dir --no-deps --no-build-isolation .
 
 # The worker, with what it restores: the root filesystem (readie-pipeline rootfs), and the checkpoints that were captured
-# over it by the same release of runsc (make generation RUNTIME=runsc). Both are folders below this one. runsc needs
-# root, namespaces, mounts and control groups: the container is privileged, and isolates nothing that runsc does not.
+# over it by the same release of runsc (make generation RUNTIME=runsc ROOTFS=…). Both are folders below this one. runsc
+# needs root, namespaces, mounts and control groups: the container is privileged, and isolates nothing that runsc does not.
 FROM base AS worker
 ARG ROOTFS=generation/cpu/rootfs
 ARG CHECKPOINTS=generation/cpu/checkpoints
